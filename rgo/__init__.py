@@ -1,0 +1,10 @@
+"""Continual learning for any PyTorch model: no replay, no growth, at nearly the price of plain SGD."""
+
+from .curvature import sampled
+from .encoding import permutation
+from .layers import LayerMatrix, register
+from .projection import Projection
+from .rgo import RGO
+
+__version__ = "0.1.0"
+__all__ = ["RGO", "LayerMatrix", "Projection", "permutation", "register", "sampled"]

@@ -1,0 +1,291 @@
+"""RGO's hold on a model: which layers it covers, and what stands in for their `forward`.
+
+Only the instance attribute `forward` of each covered layer is replaced; classes, parameters, hooks and `state_dict`
+keys stay as they are, and `detach` takes it off again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .collecting import Recorder
+from .encoding import Encoding, Index, TaskId, gather
+from .gradient import Covered, connect
+from .layers import LayerMatrix
+from .projection import Projection
+from .survey import Site, Survey, check_memory, is_skipped, survey, tie
+
+if TYPE_CHECKING:
+    from .rgo import RGO
+
+FULL = 0.01  # share of free directions below which begin_task warns
+
+
+class Wiring:
+    """Whose answers the layers give: one task's, or one task a row."""
+
+    def __init__(
+        self,
+        encoding: Encoding,
+        first: TaskId | None,
+        tasks: Sequence[TaskId],
+        mixed: bool = False,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.encoding, self.first, self.tasks, self.mixed = encoding, first, tuple(tasks), mixed
+        self.recorder = recorder  # the curvature pass watches what the layers meet
+        self._found: dict[tuple[str, torch.device], Index | None] = {}
+
+    def index(self, site: Attached, device: torch.device) -> Index | None:
+        """The permutation through which this layer reads; None is the identity."""
+        key = (site.name, device)
+        if key not in self._found:
+            self._found[key] = self._rows(site, device) if self.mixed else self._one(self.tasks[0], site, device)
+        return self._found[key]
+
+    def _one(self, task: TaskId, site: Attached, device: torch.device) -> Index | None:
+        if task in site.plain:
+            return None
+        return self.encoding.index(task, site.name, site.matrix.width, self.first, device)
+
+    def _rows(self, site: Attached, device: torch.device) -> Index | None:
+        width = site.matrix.width
+        orders = {task: self._one(task, site, torch.device("cpu")) for task in set(self.tasks)}
+        if all(order is None for order in orders.values()):
+            return None
+        rows = [torch.arange(width) if (o := orders[task]) is None else o.forward for task in self.tasks]
+        return Index.of(torch.stack(rows), device)
+
+
+class Attached:
+    """Stands in for one layer's `forward`: reads through the task's wiring, and lets gradients arrive projected."""
+
+    def __init__(self, learner: RGO, name: str, layer: nn.Module, matrix: LayerMatrix, covered: Covered) -> None:
+        self.learner, self.name, self.layer = learner, name, layer
+        self.matrix, self.covered = matrix, covered
+        self.raw: bool | None = None  # reads the model's raw input, which is never permuted; None: not known yet
+        self.plain: frozenset[TaskId] = frozenset()  # tasks learned before this layer was covered
+        self.rows = 0  # of the last training batch, for the summary
+        self._fast: dict[torch.Size, bool] = {}
+
+    def __call__(self, input: Tensor) -> Tensor:
+        learner, covered, matrix, x = self.learner, self.covered, self.matrix, input
+        parameters = self.layer._parameters
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if weight is None:
+            raise RuntimeError(
+                f"the weight of layer {self.name!r} is no longer a parameter but is computed from others "
+                "(weight_norm, a parametrization, pruning): its gradient cannot be projected. Remove that, or "
+                f"attach with skip=({self.name!r},)"
+            )
+        if not x.is_floating_point():
+            raise TypeError(
+                f"layer {self.name!r} got an input of {x.dtype}; layers take floating-point inputs. "
+                "Convert it first: x.float()"
+            )
+        wiring = learner._wiring(self.name)
+        if learner.encoding.encode is not False:
+            if self.raw is None:
+                self.raw = self._reads_raw_input(x)
+            if not self.raw:
+                index = wiring.index(self, x.device)
+                if index is not None:
+                    x = gather(x, index, matrix.axis, self.name)
+        if wiring.recorder is not None:
+            return wiring.recorder.meet(covered, matrix, x, weight, bias)
+        if not (learner.project and weight.requires_grad and torch.is_grad_enabled()):
+            return matrix.forward(x, weight, bias)
+        if (bias is not None and bias.requires_grad) != (covered.bias is not None) and not is_skipped(
+            f"{self.name}.bias", learner.skip
+        ):
+            raise RuntimeError(
+                f"the bias of layer {self.name!r} was {'trained' if covered.bias is not None else 'frozen'} when its P "
+                "was made and is not now: P has a column for it or has not. Freeze or unfreeze before attaching"
+            )
+        if covered.transparent:
+            return matrix.forward(x, weight, bias)
+        return connect(covered, matrix, x, weight, bias, fast=self._is_fast(x), session=covered.session)
+
+    def _is_fast(self, x: Tensor) -> bool:
+        """Project the smaller factor: rows x d^2 multiplications against outputs x d^2."""
+        fast = self._fast.get(x.shape)
+        if fast is None:
+            self.rows = self.matrix.count(x)
+            fast = self.matrix.input_gradient is not None and self.rows < self.matrix.outputs
+            if len(self._fast) >= 64:
+                self._fast.clear()
+            self._fast[x.shape] = fast
+        if not fast or self.covered.projection.applied is None:
+            return False
+        # Under autocast the general path leaves the choice of precision to torch.
+        return not torch.is_autocast_enabled(x.device.type)
+
+    def _reads_raw_input(self, x: Tensor) -> bool:
+        """Whether no parameter that is being trained lies behind `x`."""
+        if not torch.is_grad_enabled():
+            raise RuntimeError(
+                f"whether layer {self.name!r} reads the model's raw input is not known yet: it is found at the first "
+                "forward with gradients enabled, and this one has none (torch.no_grad, or activation checkpointing "
+                f"with use_reentrant=True). Train a step first, or name those layers: RGO(model, raw=({self.name!r},))"
+            )
+        trained = self.learner._trained
+        if id(x) in trained:
+            return False
+        seen: set[Any] = set()
+        nodes = [x.grad_fn]
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            variable = getattr(node, "variable", None)
+            if variable is not None and id(variable) in trained:
+                return False
+            nodes.extend(parent for parent, _ in node.next_functions)
+        return True
+
+    def __reduce__(self) -> Any:
+        """A copied or pickled model is plain: its layers have their own forward again."""
+        warnings.warn(
+            "the copy of a model that RGO is attached to is plain: its gradients are not projected and it reads its "
+            "features in the order in which they lie, not through a task's wiring. To go on learning in the copy "
+            "attach another RGO to it and load this one's state_dict",
+            UserWarning,
+            stacklevel=2,
+        )
+        return getattr, (self.layer, "forward")
+
+
+def bring_up_to_date(learner: RGO) -> None:
+    """Walk the model: attach to layers that are new, unfrozen or replaced, let go of those that are gone."""
+    found = survey(learner.model, learner.skip)
+    attached = {id(site.layer): site for site in learner._sites.values()}
+    sites: dict[str, Attached] = {}
+    for group in tie(found.sites):
+        known = [attached[id(s.layer)].covered for s in group if id(s.layer) in attached]
+        covered = known[0] if known else _cover(learner, group[0])
+        if (covered.bias is None) != (group[0].bias is None):
+            raise RuntimeError(
+                f"the bias of layer {covered.name!r} was {'frozen' if covered.bias is None else 'trained'} when its P "
+                "was made and is not now. Freeze or unfreeze before attaching, or detach and attach anew"
+            )
+        covered.weight, covered.bias = group[0].weight, group[0].bias
+        for s in group:
+            site = sites[s.name] = attached.get(id(s.layer)) or _attach(learner, s, covered)
+            site.covered = covered
+    for name, site in learner._sites.items():
+        if name in found.frozen:  # P stays for the tasks that know the layer
+            sites[name] = site
+    if learner.project:
+        check_memory({s.covered for s in sites.values() if s.covered.projection.applied is None})
+        _warn_of_gaps(learner, sites, found)
+    for site in learner._sites.values():
+        if site not in sites.values():
+            site.layer.__dict__.pop("forward", None)
+    for site in sites.values():
+        site.layer.__dict__["forward"] = site
+    learner._sites, learner._survey = sites, found
+
+
+def _cover(learner: RGO, site: Site) -> Covered:
+    covered = Covered(site.name, site.matrix, site.weight, site.bias)
+    covered.unseen = list(learner._tasks)
+    covered.projection = Projection(
+        site.matrix.inputs + (site.bias is not None),
+        groups=site.matrix.groups,
+        bias=site.bias is not None,
+        alpha=learner.alpha,
+        solver=learner.solver,
+        block=learner.block,
+        tolerance=learner.tolerance,
+        dtype=learner._dtype_for(site.weight),
+        device=site.weight.device,
+    )
+    covered.session = learner._sessions if learner._active is not None else None
+    return covered
+
+
+def _attach(learner: RGO, found: Site, covered: Covered) -> Attached:
+    other = found.layer.__dict__.get("forward")
+    if other is not None:
+        raise RuntimeError(
+            f"layer {found.name!r} already has a forward of its own"
+            + (
+                ": another RGO is attached to this model. Call its detach() first"
+                if isinstance(other, Attached)
+                else f" ({other!r}). Undo that, or give skip=({found.name!r},)"
+            )
+        )
+    site = Attached(learner, found.name, found.layer, found.matrix, covered)
+    site.plain = frozenset(learner._tasks)
+    if learner.raw is not None:
+        site.raw = is_skipped(found.name, learner.raw)
+    return site
+
+
+def _warn_of_gaps(learner: RGO, sites: dict[str, Attached], found: Survey) -> None:
+    """Name, once, what is trained from now on without (full) protection."""
+    before = {site.covered for site in learner._sites.values() if site.name not in learner._survey.frozen}
+    for covered in dict.fromkeys(site.covered for site in sites.values() if site.name not in found.frozen):
+        if covered.unseen and covered not in before:
+            warnings.warn(
+                f"layer {covered.name!r} is trained from now on; what the tasks "
+                f"{', '.join(map(repr, covered.unseen))} made of it is not protected, because it was added, replaced or "
+                "frozen when they were learned",
+                UserWarning,
+                stacklevel=4,
+            )
+    new = [name for name in found.unprotected if name not in learner._survey.unprotected]
+    if new:
+        sizes = {name: p.numel() for name, p in learner.model.named_parameters() if p.requires_grad}
+        share = 100 * sum(sizes[name] for name in found.unprotected if name in sizes) / sum(sizes.values())
+        warnings.warn(
+            f"{len(new)} parameters are trained without protection ({share:.1f} % of all): {', '.join(new[:6])}"
+            f"{', ...' if len(new) > 6 else ''} ({found.unprotected[new[0]]}). Freeze them after the first task, or "
+            "name them in skip= if that is meant; summary() lists all",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def warn_when_full(layers: Sequence[Covered]) -> None:
+    """The paper's limitation section: with few directions left, their learning rates explode."""
+    for covered in layers:
+        p = covered.projection
+        if p.free < FULL * p.dim * p.groups:
+            warnings.warn(
+                f"layer {covered.name!r} is nearly full: {p.free:.1f} of its {p.dim * p.groups} directions are still "
+                f"free, at {p.c:.0f} times the learning rate. Expect to forget; use a wider layer or fewer tasks",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
+def disable_fused_paths(model: nn.Module) -> list[Any]:
+    """nn.TransformerEncoderLayer's fused inference path never calls its layers; a hook makes torch leave it.
+
+    Returns handles whose `remove()` puts everything back.
+    """
+    handles: list[Any] = []
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            handles.append(module.register_forward_pre_hook(lambda module, args: None))
+        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
+            handles.append(_Restore(module))
+    return handles
+
+
+class _Restore:
+    """Turns the nested tensors of a TransformerEncoder off, which only its fused path can read."""
+
+    def __init__(self, module: nn.TransformerEncoder) -> None:
+        self.module = module
+        module.use_nested_tensor = False
+
+    def remove(self) -> None:
+        self.module.use_nested_tensor = True

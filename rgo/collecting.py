@@ -1,0 +1,329 @@
+"""One pass over a task's data: every sample's gradient, layer by layer, into the task's curvature."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from .curvature import LABELLED, RULES, Extractors, Rule, active_classes
+from .gradient import Covered
+from .layers import LayerMatrix
+from .projection import CurvatureSum, Projection, Recursion
+
+if TYPE_CHECKING:
+    from .rgo import RGO
+
+Forward = Callable[[Any], tuple[Tensor, Tensor]]
+Use = tuple[LayerMatrix, Tensor, Any]  # a layer's matrix, an input it met, the gradient of its output
+
+CHUNK_BYTES = 64 * 2**20  # rows of a layer unfolded at a time
+MERGE_SAMPLES, MERGE_BYTES = 256, 4 * 2**20  # small batches are joined up to these
+
+
+class Recorder:
+    """Takes note of every input a covered layer meets during the curvature pass."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Covered, LayerMatrix, Tensor, Any]] = []
+
+    def meet(self, covered: Covered, matrix: LayerMatrix, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = matrix.forward(x, weight, bias)
+        if weight.requires_grad and y.requires_grad:
+            # An edge, not the tensor: an in-place activation may be about to overwrite y.
+            self.calls.append((covered, matrix, x.detach(), get_gradient_edge(y)))
+        return y
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, gradients on, autocast off; afterwards the model and the generators are as they were."""
+    training = [(m, m.training) for m in model.modules()]
+    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+    devices = {t.device for t in (*model.parameters(), *model.buffers())}
+    cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
+    precision = torch.get_float32_matmul_precision()
+    with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
+        stack = [torch.autocast(d, enabled=False) for d in sorted({d.type for d in devices} | {"cpu"})]
+        try:
+            model.eval()
+            torch.set_float32_matmul_precision("highest")  # H is summed in float32 or better
+            for context in stack:
+                context.__enter__()
+            yield
+        finally:
+            for context in reversed(stack):
+                context.__exit__(None, None, None)
+            torch.set_float32_matmul_precision(precision)
+            for module, mode in training:
+                module.training = mode
+            for module, name, buffer, value in buffers:
+                with torch.no_grad():
+                    buffer.copy_(value)
+                module._buffers[name] = buffer
+
+
+def merged(batches: Iterable[Any]) -> Iterator[Any]:
+    """Join small (x, y) batches of one shape: the pass runs in hundreds of samples, whatever the loader's size."""
+    held: list[tuple[Tensor, Tensor]] = []
+
+    def flush() -> Iterator[Any]:
+        if held:
+            yield (held[0] if len(held) == 1 else (torch.cat([x for x, _ in held]), torch.cat([y for _, y in held])))
+            held.clear()
+
+    for batch in batches:
+        pair = isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)
+        if not pair or batch[0].dim() == 0 or batch[1].dim() == 0:
+            yield from flush()
+            yield batch
+            continue
+        x, y = batch
+        if held:
+            a, b = held[0]
+            same = all(
+                (s.shape[1:], s.dtype, s.device) == (t.shape[1:], t.dtype, t.device) for s, t in ((a, x), (b, y))
+            )
+            size = sum(len(s) for s, _ in held) + len(x)
+            if not same or size > MERGE_SAMPLES or size * x[:1].numel() * x.element_size() > MERGE_BYTES:
+                yield from flush()
+        held.append((x, y))
+    yield from flush()
+
+
+class Collector:
+    """Adds up one task's curvature for every layer, batch after batch."""
+
+    def __init__(self, layers: list[Covered], rule: Rule | None, extractors: Extractors) -> None:
+        self.layers, self.rule, self.extractors = layers, rule, extractors
+        self.sums: dict[Covered, CurvatureSum | Recursion] = {layer: layer.projection.collect() for layer in layers}
+        self.one_by_one: str | None = None  # why, once it is necessary
+        self._checked: set[tuple[Any, ...]] = set()
+
+    def add(self, recorder: Recorder, outputs: Tensor, targets: Tensor, classes: Tensor) -> None:
+        """One batch, whose forward `recorder` has watched."""
+        calls, samples = recorder.calls, len(outputs)
+        if not calls:
+            raise RuntimeError(
+                "the forward of end_task met none of the covered layers: is it the attached model that it calls, "
+                "and not a copy of it?"
+            )
+        if self.rule is None:
+            for layer, uses in self._by_layer(calls, [None] * len(calls)):
+                self._add_inputs(layer, uses)
+            return
+        edges = [edge for *_, edge in calls]
+        shapes = (samples, *((c.name, x.shape) for c, _, x, _ in calls))
+        if self.one_by_one is None and shapes not in self._checked:
+            self.one_by_one = self._mismatch(calls, outputs)
+            self._checked.add(shapes)
+            if self.one_by_one is not None and self.extractors == "rows":
+                raise ValueError(
+                    f'extractors="rows" needs to know which rows of layer {self.one_by_one!r} belong to which sample, '
+                    'but its input does not begin with the batch dimension. Use extractors="mean"'
+                )
+        # Every column at once: the graph is kept until the last one has been sent back.
+        columns = [c.to(outputs.dtype) for c in self.rule(outputs, targets, classes)]
+        for i, column in enumerate(columns):
+            if self.one_by_one is not None:
+                self._add_one_by_one(outputs, column, last=i == len(columns) - 1)
+                continue
+            grads = torch.autograd.grad(outputs, edges, column, retain_graph=i < len(columns) - 1, allow_unused=True)
+            for layer, uses in self._by_layer(calls, list(grads)):
+                self._add_layer(layer, uses, samples)
+
+    @staticmethod
+    def _by_layer(
+        calls: list[tuple[Covered, LayerMatrix, Tensor, Any]], grads: list[Any]
+    ) -> Iterator[tuple[Covered, list[Use]]]:
+        grouped: dict[Covered, list[Use]] = {}
+        for (layer, matrix, x, _), grad in zip(calls, grads):
+            grouped.setdefault(layer, []).append((matrix, x, grad))
+        yield from grouped.items()
+
+    def _rows(self, layer: Covered, uses: list[Use], samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(samples, rows, g, d) inputs and (samples, rows, g, o) deltas of all uses, some samples at a time."""
+        live = [(m, x, grad) for m, x, grad in uses if grad is not None]
+        if not live:
+            return
+        width = layer.projection.dim * layer.matrix.groups
+        rows = sum(m.count(x) for m, x, _ in live) / samples
+        size = max(1, int(CHUNK_BYTES / (rows * width * live[0][1].element_size())))
+        for start in range(0, samples, size):
+            stop = min(start + size, samples)
+            parts_x, parts_d = [], []
+            for m, x, grad in live:
+                a, b = (i * len(x) // samples for i in (start, stop))
+                c, d = (i * len(grad) // samples for i in (start, stop))
+                rx, rd = m.rows(x[a:b]), m.deltas(grad[c:d])
+                parts_x.append(_by_sample(rx, stop - start))
+                parts_d.append(_by_sample(rd, stop - start))
+            X, D = torch.cat(parts_x, dim=1), torch.cat(parts_d, dim=1)
+            if layer.bias is not None:
+                X = torch.cat([X, X.new_ones(*X.shape[:-1], 1)], dim=-1)
+            yield _exact(X), _exact(D)
+
+    def _add_layer(self, layer: Covered, uses: list[Use], samples: int) -> None:
+        """The average over extractors of the outer products of every sample's gradient."""
+        o, total = layer.matrix.outputs, self.sums[layer]
+        for X, D in self._rows(layer, uses, samples):
+            B, R, g, d = X.shape
+            if self.extractors == "signed":  # the literal mean of the extractors' gradients
+                total.add(torch.einsum("brgd,brg->gbd", X, D.mean(dim=-1)))
+                continue
+            if self.extractors == "sum":
+                D = D * o**0.5
+            if R == 1 or self.extractors == "rows":  # delta x^T: all extractors are collinear
+                weighted = X * D.square().mean(dim=-1, keepdim=True).sqrt()
+                total.add(weighted.reshape(B * R, g, d).transpose(0, 1))
+            elif o > R and isinstance(total, CurvatureSum):
+                # G^T G = X^T (D D^T) X through the rows x rows factor, which is the smaller one
+                Xg, Dg = X.permute(2, 0, 1, 3), D.permute(2, 0, 1, 3)  # (g, B, R, .)
+                right = (Dg @ Dg.transpose(2, 3) / o) @ Xg
+                total.add(Xg.reshape(g, B * R, d), right.reshape(g, B * R, d))
+            else:
+                G = torch.einsum("brgo,brgd->gbod", D, X) / o**0.5
+                total.add(G.reshape(g, B * o, d))
+
+    def _add_inputs(self, layer: Covered, uses: list[Use]) -> None:
+        """OWM: the inputs themselves, row by row."""
+        for m, x, _ in uses:
+            size = max(1, int(CHUNK_BYTES / (m.count(x) / len(x) * layer.projection.dim * m.groups * 4)))
+            for part in x.split(size):
+                X = m.rows(part)
+                if layer.bias is not None:
+                    X = torch.cat([X, X.new_ones(*X.shape[:-1], 1)], dim=-1)
+                self.sums[layer].add(_exact(X).transpose(0, 1))
+
+    def _weight_gradients(self, output: Tensor, last: bool) -> list[tuple[Covered, Tensor | None]]:
+        """Autograd's own gradient of one number for every layer: (g, o, d), None where it does not depend."""
+        layers = [c for c in self.layers if c.weight.requires_grad]
+        leaves = [c.weight for c in layers] + [c.bias for c in layers if c.bias is not None]
+        found = dict(zip(leaves, torch.autograd.grad(output, leaves, retain_graph=not last, allow_unused=True)))
+        result: list[tuple[Covered, Tensor | None]] = []
+        for c in layers:
+            W = found[c.weight]
+            if W is None:
+                result.append((c, None))
+                continue
+            G = c.matrix.to_matrix(W)
+            if c.bias is not None:
+                b = found[c.bias]
+                b = torch.zeros_like(c.bias) if b is None else b
+                G = torch.cat([G, b.reshape(c.matrix.groups, c.matrix.outputs, 1)], dim=2)
+            result.append((c, _exact(G)))
+        return result
+
+    def _add_one_by_one(self, outputs: Tensor, column: Tensor, last: bool) -> None:
+        """Slow and always right: one backward per sample."""
+        for i in range(len(outputs)):
+            final = last and i == len(outputs) - 1
+            for layer, G in self._weight_gradients((outputs[i] * column[i]).sum(), final):
+                if G is not None:
+                    if self.extractors == "signed":
+                        G = G.mean(dim=1, keepdim=True) * G.shape[1] ** 0.5
+                    scale = 1.0 if self.extractors == "sum" else layer.matrix.outputs**-0.5
+                    self.sums[layer].add(G * scale)
+
+    def _mismatch(self, calls: list[tuple[Covered, LayerMatrix, Tensor, Any]], outputs: Tensor) -> str | None:
+        """Does taking the leading dimension apart give each sample's own gradient? Asked of the first and the last.
+
+        Sequence-first inputs, tokens sorted by length or samples that meet each other would give wrong
+        per-sample gradients without a word. Returns the layer where it does not hold.
+        """
+        samples, edges = len(outputs), [edge for *_, edge in calls]
+        for i in {0, samples - 1}:
+            probe = outputs[i].sum() + outputs[i, 0]  # any fixed mix of this sample's outputs
+            grads = torch.autograd.grad(probe, edges, retain_graph=True, allow_unused=True)
+            direct = dict(self._weight_gradients(probe, last=False))
+            seen: set[Covered] = set()
+            for layer, uses in self._by_layer(calls, list(grads)):
+                seen.add(layer)
+                expected = direct.get(layer)
+                if expected is None:
+                    continue
+                if any(len(x) % samples or m.count(x) % samples for m, x, _ in uses):
+                    return layer.name
+                one = [_sample(use, i, samples) for use in uses]
+                found = torch.zeros_like(expected)
+                for X, D in self._rows(layer, one, 1):
+                    found += torch.einsum("brgo,brgd->god", D, X)
+                if (found - expected).norm() > 0.02 * expected.norm():
+                    return layer.name
+            missed = [layer.name for layer, G in direct.items() if layer not in seen and G is not None]
+            if missed:
+                return missed[0]
+        return None
+
+
+def _sample(use: Use, i: int, samples: int) -> Use:
+    m, x, grad = use
+    k = len(x) // samples
+    return m, x[i * k : (i + 1) * k], None if grad is None else grad[i * k : (i + 1) * k]
+
+
+def _by_sample(rows: Tensor, samples: int) -> Tensor:
+    return rows.reshape(samples, -1, *rows.shape[1:])
+
+
+def _exact(t: Tensor) -> Tensor:
+    """Products of half-precision factors are formed in float32."""
+    return t if t.dtype in (torch.float32, torch.float64) else t.float()
+
+
+def collect(learner: RGO, batches: Iterable[Any], classes: Any, forward: Forward | None) -> dict[Covered, Projection]:
+    """The projections as they will be once the task being trained has been taken in; nothing is changed yet."""
+    rule = learner.curvature if callable(learner.curvature) else RULES[learner.curvature]
+    labelled = isinstance(learner.curvature, str) and learner.curvature in LABELLED
+    collector = Collector([c for c in learner._layers() if c.weight.requires_grad], rule, learner.extractors)
+    task, seen, warned = learner._active, 0, False
+    assert task is not None
+    with undisturbed(learner.model):
+        for number, batch in enumerate(batches if forward is not None else merged(batches)):
+            recorder, where = Recorder(), f"batch {number} of end_task (task {task!r})"
+            with learner._recording(recorder):
+                outputs, targets = _run(learner.model, batch, where, forward)
+            mask = active_classes(outputs, targets, classes, labelled, where)
+            collector.add(recorder, outputs, targets, mask)
+            seen += len(outputs)
+            if collector.one_by_one is not None and not warned:
+                warned = True
+                warnings.warn(
+                    f"the input of layer {collector.one_by_one!r} does not begin with the batch dimension (or its "
+                    "samples meet each other): end_task goes one sample at a time, which is right and slow",
+                    UserWarning,
+                    stacklevel=4,
+                )
+    if seen == 0:
+        raise ValueError(
+            f"end_task was given no batches: without task {task!r}'s data nothing of it can be protected. An "
+            "iterator that has been used up is empty; pass the DataLoader itself"
+        )
+    result: dict[Covered, Projection] = {}
+    for covered, total in collector.sums.items():
+        try:
+            result[covered] = covered.projection.updated(total)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"layer {covered.name!r}: {error}. P is as it was before end_task") from None
+    return result
+
+
+def _run(model: nn.Module, batch: Any, where: str, forward: Forward | None) -> tuple[Tensor, Tensor]:
+    if forward is not None:
+        result = forward(batch)
+        if not (isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[0], Tensor)):
+            raise TypeError(f"{where}: forward must return (outputs, targets), got {type(result).__name__}")
+        return result[0], result[1]
+    if not (isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)):
+        kind = type(batch).__name__ + (f" of length {len(batch)}" if isinstance(batch, tuple | list) else "")
+        raise TypeError(
+            f"{where} is a {kind}, expected a pair (x, y) of tensors. For other batches give forward=, a function "
+            "batch -> (outputs, targets) that calls the model"
+        )
+    device = next((p.device for p in model.parameters()), batch[0].device)
+    return model(batch[0].to(device)), batch[1].to(device)

@@ -1,0 +1,232 @@
+"""How a gradient arrives projected: two paths, and the guard that notices whatever comes around them.
+
+General path: an identity on the pair (weight, bias) whose backward turns [G_W, g_b] into [G_W, g_b] c P. A hook on
+the weight alone could not: it never sees the bias' column. Fast path: the layer's own map as one node whose backward
+forms delta^T (x c P) directly, which is cheaper when there are fewer rows than outputs; the unprojected weight
+gradient is never built.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .encoding import TaskId
+from .layers import LayerMatrix
+from .projection import Projection
+
+
+class Guard:
+    """Compares, at a task's first backward, what reaches a parameter with what its projections returned.
+
+    A penalty in the loss, a use of the weight outside its layer or a fused path adds a gradient that was never
+    projected. With one use of the weight the gradient that arrives must be the very tensor that was returned: even
+    a penalty whose gradient is still zero is noticed. With several uses the engine adds them up; then the values
+    are compared, up to rounding, over the first few backward passes. Identity costs no wait for the host.
+    """
+
+    PASSES = 10  # comparisons by value before a weight with several uses is trusted
+
+    def __init__(self, name: str, parameter: nn.Parameter) -> None:
+        self.name, self.parts, self.left = name, list[Tensor](), self.PASSES
+        self.handle: Any = parameter.register_hook(self._arrived)
+        hooks = parameter._backward_hooks
+        if hooks:  # before the user's own hooks, which may change the gradient as they like
+            hooks.move_to_end(self.handle.id, last=False)  # type: ignore[attr-defined]
+
+    @property
+    def armed(self) -> bool:
+        return self.handle is not None
+
+    def disarm(self) -> None:
+        if self.handle is not None:
+            self.handle.remove()
+        self.handle, self.parts = None, []
+
+    def _arrived(self, grad: Tensor) -> None:
+        parts, self.parts = self.parts, []
+        if len(parts) == 1 and grad is parts[0]:
+            self.disarm()
+            return
+        if grad.is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # comparing values would wait for the host; the guard stays armed for the next eager backward
+        total, size = torch.zeros_like(grad), torch.zeros_like(grad)
+        for part in parts:
+            total, size = total + part, size + part.abs()
+        rounding = len(parts) * torch.finfo(grad.dtype).eps * size if len(parts) > 1 else 0.0
+        if bool(((grad - total).abs() > rounding).any()):
+            raise RuntimeError(
+                f"a gradient reached {self.name!r} without passing through its layer, so it was not projected and "
+                "would make the model forget. Causes: a penalty on the weights in the loss (L2, EWC: use the "
+                "optimizer or drop it), a use of the weight outside its layer (F.linear(x, layer.weight)), a fused "
+                f"kernel. Remove it, or give skip=({self.name.rsplit('.', 1)[0]!r},) to leave the layer unprotected"
+            )
+        self.left -= 1
+        if self.left == 0:
+            self.disarm()
+
+
+class Covered:
+    """One weight that RGO protects: its P, its guards, and the training session its gradients belong to.
+
+    Modules tied to one weight share one `Covered`: a P for each use would protect nothing.
+    """
+
+    def __init__(self, name: str, matrix: LayerMatrix, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+        self.name, self.matrix = name, matrix
+        self.weight, self.bias = weight, bias  # bias: None when there is none or it is frozen
+        self.projection: Projection
+        self.session: int | None = None  # counts begin_task; None between tasks
+        self.guards: list[Guard] = []
+        self.unseen: list[TaskId] = []  # tasks learned while it was frozen or not there: not in its P
+
+    @property
+    def shape(self) -> str:
+        """For people: the matrix and its groups."""
+        m = self.matrix
+        return f"{m.outputs} x {m.inputs}" + (f" x {m.groups} groups" if m.groups > 1 else "")
+
+    def arm(self) -> None:
+        """Watch this task's first backward."""
+        self.disarm()
+        self.guards = [Guard(f"{self.name}.weight", self.weight)]
+        if self.bias is not None:
+            self.guards.append(Guard(f"{self.name}.bias", self.bias))
+
+    def disarm(self) -> None:
+        for guard in self.guards:
+            guard.disarm()
+        self.guards = []
+
+    @property
+    def transparent(self) -> bool:
+        """Nothing to do in backward: P is the identity, a task is being trained and the guard has seen enough."""
+        if self.projection.applied is not None or self.session is None:
+            return False
+        return not any(guard.armed for guard in self.guards)
+
+    def check_session(self, session: int | None) -> None:
+        if session is None:
+            raise RuntimeError(
+                f"backward through layer {self.name!r} outside a task: its P is not settled between tasks. "
+                "Call begin_task(id) before the forward whose gradients train the model"
+            )
+        if session != self.session:
+            raise RuntimeError(
+                f"backward through layer {self.name!r}, but its forward belongs to a task that has ended since. "
+                "Call backward before end_task"
+            )
+
+    def record(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Tell the guards what a projection returned."""
+        for guard, grad in zip(self.guards, (weight, bias)):
+            if guard.armed and grad is not None:
+                guard.parts.append(grad)
+
+    def project(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """[G_W, g_b] c P in the layouts of the parameters (Algorithm 1, line 5)."""
+        applied = self.projection.applied
+        if applied is not None:
+            m, dtype = self.matrix, self.projection.dtype
+            W = m.to_matrix(weight).to(dtype)
+            b = None if bias is None else bias.reshape(m.groups, m.outputs).to(dtype)
+            W, b = applied.gradient(W, b)
+            weight = m.to_weight(W, weight).to(weight.dtype)
+            bias = None if b is None or bias is None else b.reshape(bias.shape).to(bias.dtype)
+        self.record(weight, bias)
+        return weight, bias
+
+    def project_rows(
+        self, matrix: LayerMatrix, x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """delta^T ([x, 1] c P): the same gradients without building the unprojected one."""
+        applied = self.projection.applied
+        assert applied is not None
+        dtype = self.projection.dtype
+        rows, deltas = matrix.rows(x).to(dtype), matrix.deltas(delta)
+        px, pb = applied.rows(rows)
+        px = px.to(delta.dtype)
+        if px.shape[1] == 1:
+            W = (deltas.squeeze(1).t() @ px.squeeze(1)).unsqueeze(0)
+        else:
+            W = torch.einsum("rgo,rgn->gon", deltas, px)
+        weight = matrix.to_weight(W, weight)
+        if bias is not None and pb is not None:
+            bias = torch.einsum("rgo,rg->go", deltas, pb.to(delta.dtype)).reshape(bias.shape)
+        else:
+            bias = None
+        self.record(weight, bias)
+        return weight, bias
+
+
+class ProjectPair(torch.autograd.Function):
+    """(W, b) -> (W, b), whose backward projects the pair of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, covered: Covered, session: int | None) -> Any:
+        ctx.covered, ctx.session = covered, session
+        return weight.view_as(weight), None if bias is None else bias.view_as(bias)
+
+    @staticmethod
+    def backward(ctx: Any, weight: Tensor, bias: Tensor | None) -> Any:
+        ctx.covered.check_session(ctx.session)
+        projected = ctx.covered.project(weight, bias if ctx.needs_input_grad[1] else None)
+        return *projected, None, None
+
+
+class ProjectedMap(torch.autograd.Function):
+    """The layer's own map; its backward forms delta^T (x c P). Cheaper than the pair for few rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        matrix: LayerMatrix,
+        covered: Covered,
+        session: int | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.matrix, ctx.covered, ctx.session = matrix, covered, session
+        return matrix.forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> Any:
+        x, weight, bias = ctx.saved_tensors
+        matrix, covered = ctx.matrix, ctx.covered
+        need_x, need_w, need_b = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():  # create_graph: what is differentiated again must pass the projection again
+            # Aliases: hooks of the user and of the guard belong to the outer backward, once.
+            x, weight = x.view_as(x), weight.view_as(weight)
+            bias = None if bias is None else bias.view_as(bias)
+            y = connect(covered, matrix, x, weight, bias, fast=False, session=ctx.session)
+            inputs = [t for t, need in zip((x, weight, bias), (need_x, need_w, need_b)) if need]
+            grads = iter(torch.autograd.grad(y, inputs, delta, create_graph=True))
+            return *(next(grads) if need else None for need in (need_x, need_w, need_b)), None, None, None
+        dx = matrix.input_gradient(delta, x, weight) if need_x else None
+        dw = db = None
+        if need_w:
+            covered.check_session(ctx.session)
+            dw, db = covered.project_rows(matrix, x, delta, weight, bias)
+        return dx, dw, db, None, None, None
+
+
+def connect(
+    covered: Covered,
+    matrix: LayerMatrix,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    fast: bool,
+    session: int | None,
+) -> Tensor:
+    """The layer's output, wired so that gradients of (weight, bias) arrive projected."""
+    outside = covered.bias is None  # a frozen bias has no column in P and needs no gradient
+    if fast:
+        return ProjectedMap.apply(x, weight, bias, matrix, covered, session)  # type: ignore[no-any-return,no-untyped-call]
+    W, b = ProjectPair.apply(weight, None if outside else bias, covered, session)  # type: ignore[no-untyped-call]
+    return matrix.forward(x, W, bias if outside else b)

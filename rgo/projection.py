@@ -1,0 +1,330 @@
+"""P of one layer: what the tasks so far leave free of it.
+
+The paper's Algorithm 1 starts from P = I and lets every sample g take its direction away,
+P <- P - P g g^T P / (alpha + g^T P g).  The same matrix, in any order of samples, is
+
+    P = alpha H^-1,    H = alpha I + sum of g g^T,
+
+so the curvature H is summed by matrix products and inverted once per task (`solver="cholesky"`). The recursion
+itself is `solver="recursive"`: it keeps P alone. Gradients are multiplied by c P with c = dim(P) / trace(P)
+(Algorithm 1, line 5), so that an isotropic gradient keeps its learning rate (Theorem 1).
+
+Shapes: g groups, o outputs of a group, n inputs of a group, d = n + 1 with a bias (its column is the last), else n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Solver = Literal["cholesky", "recursive"]
+
+
+def _matrix_device(device: torch.device) -> torch.device:
+    """Where float64 lives: on the layer's device, but for Apple's, which has none."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+class CurvatureSum:
+    """A task's sum of g g^T: products in the samples' own precision, the sum in float64."""
+
+    def __init__(self, groups: int, dim: int, device: torch.device) -> None:
+        self.total = torch.zeros(groups, dim, dim, dtype=torch.float64, device=_matrix_device(device))
+
+    def add(self, left: Tensor, right: Tensor | None = None) -> None:
+        """Add left^T right (right = left unless given) of two (g, samples, d) factors."""
+        product = left.transpose(1, 2) @ (left if right is None else right)
+        self.total += product.to(self.total.device)
+
+
+class Recursion:
+    """Algorithm 1, lines 9 to 11, in float64: samples one by one, or `block` at a time by Woodbury's identity."""
+
+    def __init__(self, P: Tensor, alpha: float, block: int) -> None:
+        self.P, self.alpha, self.block = P.clone(), alpha, block
+
+    def add(self, left: Tensor, right: Tensor | None = None) -> None:
+        """Take in (g, samples, d) vectors; a recursion needs the vectors themselves, not a product."""
+        if right is not None:
+            raise ValueError("a recursion takes the vectors g, not a pair of factors")
+        for A in left.to(self.P).split(self.block, dim=1):
+            PA = self.P @ A.transpose(1, 2)  # (g, d, k)
+            inner = A @ PA
+            inner.diagonal(dim1=1, dim2=2).add_(self.alpha)
+            self.P -= PA @ torch.linalg.solve(inner, PA.transpose(1, 2))
+        self.P = (self.P + self.P.transpose(1, 2)) / 2
+
+
+@dataclass(frozen=True)
+class Dense:
+    """c P, cut where the bias column begins; without groups the matrices are two-dimensional (the fast products)."""
+
+    ww: Tensor  # (g, n, n) or (n, n)
+    wb: Tensor | None  # (g, n) or (n,)
+    bb: Tensor | None  # (g, 1) or (1,)
+
+    @staticmethod
+    def of(cP: Tensor, bias: bool, dtype: torch.dtype) -> Dense:
+        cP = cP[0] if len(cP) == 1 else cP
+        n = cP.shape[-1] - bias
+        # Copies: a slice would keep the whole matrix alive and its rows would not be contiguous.
+        cut = cP.to(dtype, copy=True)
+        if not bias:
+            return Dense(cut, None, None)
+        return Dense(cut[..., :n, :n].contiguous(), cut[..., :n, n].contiguous(), cut[..., n, n:].contiguous())
+
+    def gradient(self, W: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """[W, b] (c P) for gradients W (g, o, n) and b (g, o)."""
+        groups = W.shape[0]
+        if self.ww.dim() == 2:
+            W, b = W.squeeze(0), None if b is None else b.squeeze(0)
+        if self.wb is None or self.bb is None or b is None:
+            projected = W @ self.ww
+            return (projected.unsqueeze(0) if projected.dim() == 2 else projected), None
+        if groups == 1:
+            projected = torch.addmm(torch.outer(b, self.wb), W, self.ww)
+            return projected.unsqueeze(0), (W @ self.wb + b * self.bb).unsqueeze(0)
+        projected = torch.baddbmm(b.unsqueeze(2) * self.wb.unsqueeze(1), W, self.ww)
+        return projected, (W @ self.wb.unsqueeze(2)).squeeze(2) + b * self.bb
+
+    def rows(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[x, 1] (c P) for rows x (rows, g, n): their weight part, and their bias part (rows, g)."""
+        if self.ww.dim() == 2:
+            x = x.squeeze(1)
+            if self.wb is None or self.bb is None:
+                return (x @ self.ww).unsqueeze(1), None
+            return torch.addmm(self.wb, x, self.ww).unsqueeze(1), (x @ self.wb + self.bb).unsqueeze(1)
+        y = torch.einsum("rgn,gnm->rgm", x, self.ww)
+        if self.wb is None or self.bb is None:
+            return y, None
+        return y + self.wb, torch.einsum("rgn,gn->rg", x, self.wb) + self.bb.squeeze(1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {k: v for k, v in vars(self).items() if v is not None}
+
+
+@dataclass(frozen=True)
+class Spectral:
+    """c P = c (I - U D U^T), keeping only directions that the tasks so far have taken away noticeably."""
+
+    U: Tensor  # (n, r), without the bias' row
+    ub: Tensor | None  # (r,), the bias' row
+    scaled: Tensor  # (r,)
+    c: Tensor  # scalar
+
+    @staticmethod
+    def of(U: Tensor, D: Tensor, c: float, bias: bool, dtype: torch.dtype) -> Spectral:
+        n = U.shape[0] - bias
+        return Spectral(
+            U[:n].to(dtype, copy=True),
+            U[n].to(dtype, copy=True) if bias else None,
+            (c * D).to(dtype),
+            torch.tensor(c, dtype=dtype, device=U.device),
+        )
+
+    def gradient(self, W: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """[W, b] (c P) for gradients W (1, o, n) and b (1, o)."""
+        W, b = W.squeeze(0), None if b is None else b.squeeze(0)
+        inside = W @ self.U
+        if b is not None and self.ub is not None:
+            inside = inside + torch.outer(b, self.ub)
+        inside = inside * self.scaled
+        projected = torch.addmm(self.c * W, inside, self.U.t(), alpha=-1).unsqueeze(0)
+        if b is None or self.ub is None:
+            return projected, None
+        return projected, (self.c * b - inside @ self.ub).unsqueeze(0)
+
+    def rows(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[x, 1] (c P) for rows x (rows, 1, n): a row is a gradient whose bias part is one."""
+        x = x.transpose(0, 1)
+        ones = None if self.ub is None else x.new_ones(x.shape[:2])
+        W, b = self.gradient(x, ones)
+        return W.transpose(0, 1), None if b is None else b.transpose(0, 1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {k: v for k, v in vars(self).items() if v is not None}
+
+
+class Projection:
+    """H and P of one layer. It never changes: `updated` returns another one, so that a failure loses nothing.
+
+    >>> import torch
+    >>> p = Projection(dim=2)
+    >>> task = p.collect()
+    >>> task.add(torch.tensor([[[2.0, 0.0]]]))        # one sample, along the first direction
+    >>> p = p.updated(task)
+    >>> p.P                                           # the inverse of [[5, 0], [0, 1]]
+    tensor([[0.2000, 0.0000],
+            [0.0000, 1.0000]], dtype=torch.float64)
+    >>> round(p.c, 4)                                 # 2 / (0.2 + 1)
+    1.6667
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        groups: int = 1,
+        bias: bool = False,
+        alpha: float = 1.0,
+        solver: Solver = "cholesky",
+        block: int = 64,
+        tolerance: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.dim, self.groups, self.bias = dim, groups, bias
+        self.alpha, self.solver, self.block = alpha, solver, block
+        self.tolerance, self.dtype, self.device = tolerance, dtype, torch.device(device)
+        self.H: Tensor | None = None  # (g, d, d) float64; None while it is alpha I, and for the recursion
+        self.applied: Dense | Spectral | None = None  # c P as it is multiplied; None is the identity
+        self.c = 1.0
+        self._recursive: Tensor | None = None  # P itself, for the recursion
+
+    @property
+    def P(self) -> Tensor:
+        """P = alpha H^-1 in float64, not normalised: (d, d), or (groups, d, d)."""
+        P = self._inverse(self.H) if self.H is not None else self._recursive
+        if P is None:
+            P = torch.eye(self.dim, dtype=torch.float64).repeat(self.groups, 1, 1)
+        return P[0] if self.groups == 1 else P
+
+    @property
+    def free(self) -> float:
+        """Directions still free, trace(P): all of them before the first task, near 0 when the layer is full."""
+        return self.dim * self.groups / self.c
+
+    @property
+    def rank(self) -> int | None:
+        """Directions kept by the spectral form; None when P is dense or the identity."""
+        return len(self.applied.scaled) if isinstance(self.applied, Spectral) else None
+
+    def collect(self) -> CurvatureSum | Recursion:
+        """Where one task's samples are added up: hand it to `updated` when the task's data have been seen."""
+        if self.solver == "recursive":
+            P = self.P if self.groups > 1 else self.P.unsqueeze(0)
+            return Recursion(P.to(_matrix_device(self.device)), self.alpha, self.block)
+        return CurvatureSum(self.groups, self.dim, self.device)
+
+    def updated(self, task: CurvatureSum | Recursion) -> Projection:
+        """The projection that also knows this task."""
+        new = self._like()
+        if isinstance(task, Recursion):
+            if not torch.isfinite(task.P).all():
+                raise FloatingPointError("the curvature of this task is not finite")
+            new._recursive = P = task.P
+        else:
+            if not torch.isfinite(task.total).all():
+                raise FloatingPointError("the curvature of this task is not finite")
+            total = (task.total + task.total.transpose(1, 2)) / 2
+            if self.H is None:
+                total.diagonal(dim1=1, dim2=2).add_(self.alpha)
+            new.H = total if self.H is None else self.H.to(total.device) + total
+            if new._set_spectral(new.H):
+                return new
+            P = new._inverse(new.H)
+        new.c = self.dim * self.groups / float(P.diagonal(dim1=1, dim2=2).sum())
+        new.applied = Dense.of((new.c * P).to(self.device), self.bias, self.dtype)
+        return new
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Projection:
+        """The same projection, applied on `device` in `dtype`."""
+        if device == self.device and dtype == self.dtype:
+            return self
+        new = self._like()
+        new.device, new.dtype = device, dtype
+        new.c = self.c
+        home = _matrix_device(device)
+        new.H = None if self.H is None else self.H.to(home)
+        new._recursive = None if self._recursive is None else self._recursive.to(home)
+        if self.applied is not None:
+            moved = {k: v.to(device, dtype) for k, v in self.applied.tensors().items()}
+            new.applied = _applied(moved)
+        return new
+
+    def bytes(self) -> int:
+        """What this layer keeps, in bytes."""
+        held = [self.H, self._recursive, *(self.applied.tensors().values() if self.applied else ())]
+        return sum(t.numel() * t.element_size() for t in held if t is not None)
+
+    def full_bytes(self) -> int:
+        """What it keeps from the first task on: H (or the recursion's P) in float64, and c P; then no more."""
+        return self.groups * self.dim**2 * (8 + torch.finfo(self.dtype).bits // 8)
+
+    def worst_bytes(self) -> int:
+        """With the workspace of `end_task`: the task's own sum and the float64 inverse."""
+        return self.full_bytes() + self.groups * self.dim**2 * 16
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers. c P is saved beside H, so that a restored run continues bit for bit."""
+        held: dict[str, Any] = {"c": self.c}
+        if self.H is not None:
+            held["H"] = self.H
+        if self._recursive is not None:
+            held["P"] = self._recursive
+        if self.applied is not None:
+            held["applied"] = self.applied.tensors()
+        return held
+
+    def restored(self, state: dict[str, Any]) -> Projection:
+        """A projection like this one, holding what `state_dict` saved."""
+        new = self._like()
+        home = _matrix_device(self.device)
+        new.c = float(state["c"])
+        new.H = state["H"].to(home, torch.float64, copy=True) if "H" in state else None
+        new._recursive = state["P"].to(home, torch.float64, copy=True) if "P" in state else None
+        if "applied" in state:
+            new.applied = _applied({k: v.to(self.device, self.dtype, copy=True) for k, v in state["applied"].items()})
+        return new
+
+    def _like(self) -> Projection:
+        return Projection(
+            self.dim,
+            groups=self.groups,
+            bias=self.bias,
+            alpha=self.alpha,
+            solver=self.solver,
+            block=self.block,
+            tolerance=self.tolerance,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def _inverse(self, H: Tensor) -> Tensor:
+        """alpha H^-1. H is alpha I plus squares, so the first attempt succeeds unless rounding ate alpha."""
+        scale = H.diagonal(dim1=1, dim2=2).mean(dim=1)
+        for jitter in (0.0, 1e-14, 1e-12, 1e-10, 1e-8):
+            shifted = H if jitter == 0.0 else H + (jitter * scale)[:, None, None] * torch.eye(self.dim).to(H)
+            L, info = torch.linalg.cholesky_ex(shifted)
+            if not info.any():
+                inverse = self.alpha * torch.cholesky_inverse(L)
+                if torch.isfinite(inverse).all():
+                    return inverse
+        raise FloatingPointError(
+            f"H is not positive definite even with 1e-8 of its mean diagonal added: alpha = {self.alpha} vanishes "
+            f"beside a curvature of mean {float(scale.max()):.3g}. Use a larger alpha or smaller inputs"
+        )
+
+    def _set_spectral(self, H: Tensor) -> bool:
+        """Use the form I - U D U^T where few directions differ from free by more than the tolerance."""
+        if self.tolerance <= 0 or self.groups > 1:
+            return False
+        values, vectors = torch.linalg.eigh(H[0])
+        D = 1 - self.alpha / values
+        kept = self.tolerance < D
+        rank = int(kept.sum())
+        if rank >= self.dim / 4:
+            return False
+        D, U = D[kept], vectors[:, kept]
+        self.c = self.dim / (self.dim - float(D.sum()))
+        self.applied = Spectral.of(U.to(self.device), D.to(self.device), self.c, self.bias, self.dtype)
+        return True
+
+
+def _applied(tensors: dict[str, Tensor]) -> Dense | Spectral:
+    if "ww" in tensors:
+        return Dense(tensors["ww"], tensors.get("wb"), tensors.get("bb"))
+    return Spectral(tensors["U"], tensors.get("ub"), tensors["scaled"], tensors["c"])
