@@ -55,7 +55,7 @@ PROTOCOL = {
     "batch_size": 10,
     "lr": 0.1,
     "samples": 10_000,
-    "init": "glorot",
+    "init": "torch",
     "curvature_batch": 500,
     "permute_logits": False,
 }

@@ -212,7 +212,8 @@ def _cover(learner: RGO, site: Site) -> Covered:
 
 def _attach(learner: RGO, found: Site, covered: Covered) -> Attached:
     other = found.layer.__dict__.get("forward")
-    if other is not None:
+    # A copy of an attached model carries its class's own forward as an attribute (Attached.__reduce__).
+    if other is not None and getattr(other, "__func__", None) is not type(found.layer).forward:
         raise RuntimeError(
             f"layer {found.name!r} already has a forward of its own"
             + (

@@ -33,8 +33,11 @@ class Guard:
         self.name, self.parts, self.left = name, list[Tensor](), self.PASSES
         self.handle: Any = parameter.register_hook(self._arrived)
         hooks = parameter._backward_hooks
-        if hooks:  # before the user's own hooks, which may change the gradient as they like
-            hooks.move_to_end(self.handle.id, last=False)  # type: ignore[attr-defined]
+        if hooks is not None:  # before the user's own hooks, which may change the gradient as they like
+            others = {key: hook for key, hook in hooks.items() if key != self.handle.id}
+            mine = hooks.pop(self.handle.id)
+            hooks.clear()  # torch calls them in the order of insertion
+            hooks.update({self.handle.id: mine, **others})
 
     @property
     def armed(self) -> bool:

@@ -65,9 +65,7 @@ def test_a_well_formed_file_with_other_content_is_refused_by_its_checksum(tmp_pa
     content = bytearray(gzip.decompress(labels.read_bytes()))
     content[-1] ^= 1
     labels.write_bytes(gzip.compress(content))
-    with pytest.raises(
-        DataError, match=r"t10k-labels.*expected MD5 ec29112dd5afa0611ce80d1b7f02629c, found MD5"
-    ):
+    with pytest.raises(DataError, match=r"t10k-labels.*expected MD5 ec29112dd5afa0611ce80d1b7f02629c, found MD5"):
         mnist(tmp_path)
 
 
@@ -108,9 +106,7 @@ def test_an_empty_array_is_an_array(file):
         pytest.param(b"\x89PNG" + bytes(20), "found bytes '89 50 4e 47'", id="a picture"),
         pytest.param(idx(code=0x0A), "found bytes '00 00 0a 02'", id="unknown type"),
         pytest.param(idx(sizes=()), "found bytes '00 00 08 00'", id="no dimensions"),
-        pytest.param(
-            idx()[:7], "a header of 12 bytes for 2 dimensions, found a file truncated", id="half a header"
-        ),
+        pytest.param(idx()[:7], "a header of 12 bytes for 2 dimensions, found a file truncated", id="half a header"),
         pytest.param(idx()[:-1], "6 bytes of data for an array of 2 x 3, found 1 missing", id="truncated"),
         pytest.param(idx() + b"\0\0", "2 x 3, found 2 trailing bytes", id="trailing"),
         pytest.param(idx(code=0x0D), "24 bytes .*found 18 missing", id="sizes count elements, not bytes"),

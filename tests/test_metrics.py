@@ -46,9 +46,7 @@ def test_one_task_has_neither_transfer_nor_forgetting():
 @given(matrices)
 def test_acc_is_learning_accuracy_plus_the_share_of_backward_transfer(R):
     T = len(R)
-    assert math.isclose(
-        average_accuracy(R), learning_accuracy(R) + (T - 1) / T * backward_transfer(R), abs_tol=1e-9
-    )
+    assert math.isclose(average_accuracy(R), learning_accuracy(R) + (T - 1) / T * backward_transfer(R), abs_tol=1e-9)
 
 
 @given(matrices)

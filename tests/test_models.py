@@ -35,9 +35,7 @@ def test_glorot_fills_its_interval_and_leaves_the_biases_at_zero():
 
 def test_torch_is_what_linear_layers_do_by_themselves():
     torch.manual_seed(5)
-    expected = nn.Sequential(
-        nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
-    )
+    expected = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     for ours, theirs in zip(mlp(init="torch", seed=5).parameters(), expected.parameters()):
         assert torch.equal(ours, theirs)
 
