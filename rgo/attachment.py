@@ -90,12 +90,11 @@ class Attached:
             )
         wiring = learner._wiring(self.name)
         if learner.encoding.encode is not False:
-            if self.raw is None:
+            index = wiring.index(self, x.device)
+            if self.raw is None and (torch.is_grad_enabled() or index is not None):
                 self.raw = self._reads_raw_input(x)
-            if not self.raw:
-                index = wiring.index(self, x.device)
-                if index is not None:
-                    x = gather(x, index, matrix.axis, self.name)
+            if index is not None and not self.raw:
+                x = gather(x, index, matrix.axis, self.name)
         if wiring.recorder is not None:
             return wiring.recorder.meet(covered, matrix, x, weight, bias)
         if not (learner.project and weight.requires_grad and torch.is_grad_enabled()):

@@ -45,6 +45,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, gradients on, autocast off; afterwards the model and the generators are as they were."""
     training = [(m, m.training) for m in model.modules()]
     buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+    hooked = [(p, p._backward_hooks) for p in model.parameters() if p._backward_hooks]
     devices = {t.device for t in (*model.parameters(), *model.buffers())}
     cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
     precision = torch.get_float32_matmul_precision()
@@ -52,6 +53,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack = [torch.autocast(d, enabled=False) for d in sorted({d.type for d in devices} | {"cpu"})]
         try:
             model.eval()
+            for p, _ in hooked:
+                p._backward_hooks = None  # hooks on a parameter are for training's gradients, not for these
             torch.set_float32_matmul_precision("highest")  # H is summed in float32 or better
             for context in stack:
                 context.__enter__()
@@ -60,6 +63,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             for context in reversed(stack):
                 context.__exit__(None, None, None)
             torch.set_float32_matmul_precision(precision)
+            for p, hooks in hooked:
+                p._backward_hooks = hooks
             for module, mode in training:
                 module.training = mode
             for module, name, buffer, value in buffers:

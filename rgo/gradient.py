@@ -22,12 +22,12 @@ class Guard:
     """Compares, at a task's first backward, what reaches a parameter with what its projections returned.
 
     A penalty in the loss, a use of the weight outside its layer or a fused path adds a gradient that was never
-    projected. With one use of the weight the gradient that arrives must be the very tensor that was returned: even
-    a penalty whose gradient is still zero is noticed. With several uses the engine adds them up; then the values
-    are compared, up to rounding, over the first few backward passes. Identity costs no wait for the host.
+    projected. With one use of the weight the gradient that arrives must be the very tensor that was returned; this
+    costs no wait for the host and is settled at once. Otherwise (several uses are added up by the engine; a penalty
+    such as EWC's has a zero gradient at first) the values are compared, up to rounding, over some backward passes.
     """
 
-    PASSES = 10  # comparisons by value before a weight with several uses is trusted
+    PASSES = 10  # comparisons by value before a weight is trusted
 
     def __init__(self, name: str, parameter: nn.Parameter) -> None:
         self.name, self.parts, self.left = name, list[Tensor](), self.PASSES
