@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
@@ -60,17 +61,7 @@ PROTOCOL = {
     "permute_logits": False,
 }
 
-# (ACC, BWT) in Table 1 of the paper, which has no row for FEL alone.
-PAPER = {
-    ("permuted-mnist", "rgo"): (91.15, -2.05),
-    ("permuted-mnist", "rgo-2"): (87.95, -5.65),
-    ("permuted-mnist", "sgd"): (46.11, -46.06),
-    ("permuted-mnist", "stl"): (91.33, 0.0),
-    ("rotated-mnist", "rgo"): (91.25, -1.59),
-    ("rotated-mnist", "rgo-2"): (72.26, -20.74),
-    ("rotated-mnist", "sgd"): (44.82, -50.18),
-    ("rotated-mnist", "stl"): (91.09, 0.0),
-}
+PAPER = tomllib.loads((Path(__file__).parent / "table1.toml").read_text())  # FEL alone has no row there
 
 Report = Callable[[int, str], None]  # (steps done so far, a line on how it goes)
 
@@ -337,10 +328,10 @@ def table(benchmark: str, runs: list[Run]) -> Table:
     for name in dict.fromkeys(run.name for run in runs if run.benchmark == benchmark):
         group = [run for run in runs if run.name == name and run.path.exists()]
         if group:
-            paper = PAPER.get((benchmark, group[0].method))
+            paper = PAPER[benchmark].get(group[0].method)
             if group[0].changed.keys() - {"permute_logits"}:
                 paper = None
-            published = f"{paper[0]:.2f} / {paper[1]:.2f}" if paper else "-"
+            published = f"{paper['acc']:.2f} / {paper['bwt']:.2f}" if paper else "-"
             result.add_row(name.partition("/")[2], str(len(group)), summary(group), published)
     return result
 

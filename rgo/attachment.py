@@ -108,6 +108,8 @@ class Attached:
             )
         if covered.transparent:
             return matrix.forward(x, weight, bias)
+        if covered.projection.device != weight.device:  # the model has been moved inside the task
+            covered.projection = covered.projection.to(weight.device, covered.projection.dtype)
         return connect(covered, matrix, x, weight, bias, fast=self._is_fast(x), session=covered.session)
 
     def _is_fast(self, x: Tensor) -> bool:
@@ -235,8 +237,8 @@ def _warn_of_gaps(learner: RGO, sites: dict[str, Attached], found: Survey) -> No
         if covered.unseen and covered not in before:
             warnings.warn(
                 f"layer {covered.name!r} is trained from now on; what the tasks "
-                f"{', '.join(map(repr, covered.unseen))} made of it is not protected, because it was added, replaced or "
-                "frozen when they were learned",
+                f"{', '.join(map(repr, covered.unseen))} made of it is not protected, because it was added, replaced "
+                "or frozen when they were learned",
                 UserWarning,
                 stacklevel=4,
             )

@@ -156,9 +156,8 @@ class Projection:
     >>> task = p.collect()
     >>> task.add(torch.tensor([[[2.0, 0.0]]]))        # one sample, along the first direction
     >>> p = p.updated(task)
-    >>> p.P                                           # the inverse of [[5, 0], [0, 1]]
-    tensor([[0.2000, 0.0000],
-            [0.0000, 1.0000]], dtype=torch.float64)
+    >>> p.P.diagonal()                                # P is the inverse of [[5, 0], [0, 1]]
+    tensor([0.2000, 1.0000], dtype=torch.float64)
     >>> round(p.c, 4)                                 # 2 / (0.2 + 1)
     1.6667
     """
