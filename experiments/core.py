@@ -2,6 +2,7 @@
 
     python experiments/core.py --jobs 2                                    all of the paper's MNIST table
     python experiments/core.py --methods rgo --permute-logits              the paper's FEL, on the logits too
+    python experiments/core.py --methods rgo rgo-2 --set curvature=softmax another rule, in a folder of its own
     python experiments/core.py --seeds 1 --tasks 3 --steps 100 --out /tmp  a quick look
 
 One run is one (benchmark, method, seed) and one JSON file, written when the run is complete. Runs whose file
@@ -42,12 +43,12 @@ from rgo.models import mlp
 
 BENCHMARKS = {"permuted-mnist": permuted_mnist, "rotated-mnist": rotated_mnist}
 
-METHODS: dict[str, Callable[[nn.Module], rgo.RGO | None]] = {
-    "rgo": lambda model: rgo.RGO(model),
-    "rgo-2": lambda model: rgo.RGO(model, encode=False),
-    "fel": lambda model: rgo.RGO(model, project=False),
-    "sgd": lambda model: None,
-    "stl": lambda model: None,  # single-task learning: a fresh model for each task
+METHODS: dict[str, dict[str, Any] | None] = {  # arguments of RGO; None is the bare model
+    "rgo": {},
+    "rgo-2": {"encode": False},
+    "fel": {"project": False},
+    "sgd": None,
+    "stl": None,  # single-task learning: a fresh model for each task
 }
 
 PROTOCOL = {
@@ -70,7 +71,8 @@ def learn(benchmark: str, method: str, seed: int, settings: dict[str, Any], repo
     """Teach one model the tasks one after another, testing it on all tasks so far after each."""
     tasks = BENCHMARKS[benchmark](settings["tasks"], seed, settings["samples"])
     model = mlp(init=settings["init"], seed=seed)
-    learner = METHODS[method](model)
+    arguments = METHODS[method]
+    learner = None if arguments is None else rgo.RGO(model, **(arguments | settings.get("options", {})))
     loss_function = nn.CrossEntropyLoss()
     separate = method == "stl"
 
@@ -173,7 +175,11 @@ class Run:
 
     @property
     def name(self) -> str:
-        return f"{self.benchmark}/{self.method}{'+permute-logits' if self.settings['permute_logits'] else ''}"
+        special = {"init": self.settings["init"]} if "init" in self.changed else {}
+        marks = [f"+{key}={value}" for key, value in (special | self.settings.get("options", {})).items()]
+        if self.settings["permute_logits"]:
+            marks.append("+permute-logits")
+        return f"{self.benchmark}/{self.method}{''.join(marks)}"
 
     @property
     def path(self) -> Path:
@@ -181,7 +187,7 @@ class Run:
 
     @property
     def changed(self) -> dict[str, Any]:
-        return {name: value for name, value in self.settings.items() if value != PROTOCOL[name]}
+        return {name: value for name, value in self.settings.items() if value != PROTOCOL.get(name)}
 
     def is_done(self) -> bool:
         if not self.path.exists():
@@ -329,7 +335,7 @@ def table(benchmark: str, runs: list[Run]) -> Table:
         group = [run for run in runs if run.name == name and run.path.exists()]
         if group:
             paper = PAPER[benchmark].get(group[0].method)
-            if group[0].changed.keys() - {"permute_logits"}:
+            if group[0].changed.keys() & {"tasks", "steps", "samples"}:
                 paper = None
             published = f"{paper['acc']:.2f} / {paper['bwt']:.2f}" if paper else "-"
             result.add_row(name.partition("/")[2], str(len(group)), summary(group), published)
@@ -345,6 +351,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5, help="the seeds 0 to N-1 (default 5)", metavar="N")
     parser.add_argument("--tasks", type=int, default=PROTOCOL["tasks"], metavar="N")
     parser.add_argument("--steps", type=int, default=PROTOCOL["steps"], help="per task", metavar="N")
+    parser.add_argument("--init", default=PROTOCOL["init"], help="how the model starts (rgo.models.mlp)")
+    parser.add_argument(
+        "--set", nargs="+", default=[], help="other arguments for RGO, e.g. curvature=softmax alpha=0.1", metavar="K=V"
+    )
     parser.add_argument("--permute-logits", action="store_true", help="FEL on the logits too (rgo and fel only)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", metavar="FOLDER")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each", metavar="N")
@@ -355,7 +365,17 @@ def main() -> int:
     if args.permute_logits and not {"rgo", "fel"}.issuperset(args.methods):
         parser.error("--permute-logits is a part of FEL: give it with --methods rgo fel, or one of them")
 
+    options: dict[str, Any] = {}
+    for pair in args.set:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            parser.error(f"--set {pair}: give name=value")
+        options[name] = float(value) if value.replace(".", "", 1).isdigit() else value
+    if options and any(METHODS[method] is None for method in args.methods):
+        parser.error("--set gives arguments to RGO: leave out --methods sgd and stl, or name the others")
+
     settings = PROTOCOL | {"tasks": args.tasks, "steps": args.steps, "permute_logits": args.permute_logits}
+    settings |= {"init": args.init} | ({"options": options} if options else {})
     commit = current_commit()
     runs = [
         Run(benchmark, method, seed, settings, args.out, commit)

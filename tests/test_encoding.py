@@ -349,7 +349,17 @@ def test_a_function_may_return_any_sequence(order):
 
 @pytest.mark.parametrize(
     "order",
-    [[0, 1], [0, 1, 1], [1, 2, 3], [-1, 0, 1], [[0, 1, 2]], [0, 1, 2, 3], 5, [0.4, 1.6, 2.2], torch.rand(3)],
+    [
+        [0, 1],
+        [0, 1, 1],
+        [1, 2, 3],
+        [-1, 0, 1],
+        [[0, 1, 2]],
+        [0, 1, 2, 3],
+        5,
+        [0.4, 1.6, 2.2],
+        torch.tensor([0.5, 0.1, 0.9]),
+    ],
     ids=repr,
 )
 def test_a_function_that_returns_no_permutation_is_caught_with_task_layer_and_width(order):

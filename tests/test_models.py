@@ -26,7 +26,7 @@ def test_widths_are_free_and_no_hidden_layer_is_a_linear_model():
 
 
 def test_glorot_fills_its_interval_and_leaves_the_biases_at_zero():
-    layer = mlp()[0]
+    layer = mlp(init="glorot")[0]
     bound = (6 / (784 + 256)) ** 0.5
     assert 0.999 * bound < layer.weight.abs().max() <= bound
     assert layer.weight.mean().abs() < 0.01 * bound
@@ -40,7 +40,7 @@ def test_torch_is_what_linear_layers_do_by_themselves():
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("init", ["glorot", "torch"])
+@pytest.mark.parametrize("init", ["glorot", "torch", "orthogonal"])
 def test_weights_are_a_function_of_the_seed_alone(init):
     def weights(seed):
         return torch.cat([parameter.flatten() for parameter in mlp(init=init, seed=seed).parameters()])
@@ -55,5 +55,5 @@ def test_weights_are_a_function_of_the_seed_alone(init):
 
 
 def test_an_unknown_init_is_refused_by_name():
-    with pytest.raises(ValueError, match="init='he' is unknown: give one of 'glorot', 'torch'"):
+    with pytest.raises(ValueError, match="init='he' is unknown: give one of 'glorot', 'torch', 'orthogonal'"):
         mlp(init="he")
