@@ -22,7 +22,7 @@ lint: install
 	$(BIN)/mypy
 
 docs: install
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 install: $(VENV)/installed
 

@@ -1,4 +1,4 @@
-"""Fills the README's tables from committed results: `python experiments/readme.py` (a test compares them)."""
+"""Fills the documents' tables from committed results: `python experiments/readme.py` (a test compares them)."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def cell(benchmark: str, method: str) -> tuple[str, int]:
     runs = [
         json.loads(p.read_text()) for p in sorted((ROOT / "experiments/results" / benchmark / method).glob("*.json"))
     ]
-    runs = [run for run in runs if not run["changed"]]
+    runs = [run for run in runs if not run["changed"].keys() & {"tasks", "steps", "samples"}]
     if not runs:
         return "-", 0
     columns = []
@@ -66,17 +66,35 @@ def cost() -> str:
     return "\n".join(lines)
 
 
-def filled(text: str) -> str:
-    """The README with its tables made anew."""
-    for name, table in (("mnist", mnist), ("cost", cost)):
-        marks = re.compile(rf"(<!-- table:{name} -->\n).*?(<!-- /table:{name} -->)", re.DOTALL)
-        if len(marks.findall(text)) != 1:
-            raise SystemExit(f"README.md must hold one pair of marks table:{name}")
-        before, after = marks.findall(text)[0]
-        text = marks.sub((before + table() + "\n" + after).replace("\\", r"\\"), text)
+def alternatives() -> str:
+    """Every run that departs from the protocol, beside the protocol's own."""
+    folders = sorted(
+        {p.parent.name for b in BENCHMARKS for p in (ROOT / "experiments/results" / b).glob("rgo*/*.json")}
+    )
+    lines = ["| setting | " + " | ".join(BENCHMARKS.values()) + " | seeds |", "|---|" + "---|" * (len(BENCHMARKS) + 1)]
+    for folder in sorted(folders, key=lambda name: (name.split("+")[0], name)):
+        method, *marks = folder.split("+")
+        cells, seeds = zip(*(cell(benchmark, folder) for benchmark in BENCHMARKS))
+        label = METHODS[method] + (f", {', '.join(f'`{m}`' for m in marks)}" if marks else ", as chosen")
+        lines.append(f"| {label} | {' | '.join(cells)} | {' and '.join(map(str, sorted(set(seeds))))} |")
+    return "\n".join(lines)
+
+
+TABLES = {"README.md": {"mnist": mnist, "cost": cost}, "docs/decisions.md": {"alternatives": alternatives}}
+
+
+def filled(name: str) -> str:
+    """The document with its tables made anew."""
+    text = (ROOT / name).read_text()
+    for mark, table in TABLES[name].items():
+        pattern = re.compile(rf"(<!-- table:{mark} -->\n).*?(<!-- /table:{mark} -->)", re.DOTALL)
+        if len(pattern.findall(text)) != 1:
+            raise SystemExit(f"{name} must hold one pair of marks table:{mark}")
+        before, after = pattern.findall(text)[0]
+        text = pattern.sub((before + table() + "\n" + after).replace("\\", r"\\"), text)
     return text
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(filled(readme.read_text()))
+    for document in TABLES:
+        (ROOT / document).write_text(filled(document))

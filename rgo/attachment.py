@@ -58,8 +58,30 @@ class Wiring:
         orders = {task: self._one(task, site, torch.device("cpu")) for task in set(self.tasks)}
         if all(order is None for order in orders.values()):
             return None
-        rows = [torch.arange(width) if (o := orders[task]) is None else o.forward for task in self.tasks]
-        return Index.of(torch.stack(rows), device)
+        with torch.inference_mode(False):
+            rows = [torch.arange(width) if (o := orders[task]) is None else o.forward for task in self.tasks]
+            return Index.of(torch.stack(rows), device)
+
+
+class RowWiring(Wiring):
+    """Whose answers the rows of a batch want, said by positions on the device: nothing is copied from the host.
+
+    The tables of permutations are made at the first use, which must therefore not be inside a captured step.
+    """
+
+    def __init__(self, encoding: Encoding, first: TaskId | None, tasks: Sequence[TaskId], slots: Tensor) -> None:
+        super().__init__(encoding, first, tasks, mixed=True)
+        self.slots = slots
+
+    def index(self, site: Attached, device: torch.device) -> Index | None:
+        key = ("/".join(map(repr, self.tasks)), site.name, device)
+        if key not in site.tables:
+            site.tables.clear()
+            site.tables[key] = self._rows(site, device)
+        table = site.tables[key]
+        if table is None:
+            return None
+        return Index(table.forward[self.slots], table.inverse[self.slots])
 
 
 class Attached:
@@ -72,6 +94,7 @@ class Attached:
         self.plain: frozenset[TaskId] = frozenset()  # tasks learned before this layer was covered
         self.rows = 0  # of the last training batch, for the summary
         self._fast: dict[torch.Size, bool] = {}
+        self.tables: dict[Any, Index | None] = {}  # of RowWiring
 
     def __call__(self, input: Tensor) -> Tensor:
         learner, covered, matrix, x = self.learner, self.covered, self.matrix, input
@@ -92,7 +115,7 @@ class Attached:
         if learner.encoding.encode is not False:
             index = wiring.index(self, x.device)
             if self.raw is None and (torch.is_grad_enabled() or index is not None):
-                self.raw = self._reads_raw_input(x)
+                self.raw = self._reads_raw_input(x, weight)
             if index is not None and not self.raw:
                 x = gather(x, index, matrix.axis, self.name)
         if wiring.recorder is not None:
@@ -110,7 +133,8 @@ class Attached:
             return matrix.forward(x, weight, bias)
         if covered.projection.device != weight.device:  # the model has been moved inside the task
             covered.projection = covered.projection.to(weight.device, covered.projection.dtype)
-        return connect(covered, matrix, x, weight, bias, fast=self._is_fast(x), session=covered.session)
+        own = weight is covered.weight
+        return connect(covered, matrix, x, weight, bias, fast=self._is_fast(x), session=covered.session, own=own)
 
     def _is_fast(self, x: Tensor) -> bool:
         """Project the smaller factor: rows x d^2 multiplications against outputs x d^2."""
@@ -121,18 +145,19 @@ class Attached:
             if len(self._fast) >= 64:
                 self._fast.clear()
             self._fast[x.shape] = fast
-        if not fast or self.covered.projection.applied is None:
+        if not fast or self.covered.projection.applied is None or self.covered.session is None:
             return False
         # Under autocast the general path leaves the choice of precision to torch.
         return not torch.is_autocast_enabled(x.device.type)
 
-    def _reads_raw_input(self, x: Tensor) -> bool:
+    def _reads_raw_input(self, x: Tensor, weight: Tensor) -> bool:
         """Whether no parameter that is being trained lies behind `x`."""
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or weight is not self.covered.weight:
             raise RuntimeError(
                 f"whether layer {self.name!r} reads the model's raw input is not known yet: it is found at the first "
-                "forward with gradients enabled, and this one has none (torch.no_grad, or activation checkpointing "
-                f"with use_reentrant=True). Train a step first, or name those layers: RGO(model, raw=({self.name!r},))"
+                "forward with gradients enabled and the model's own parameters, and this one is none (torch.no_grad, "
+                "functional_call, activation checkpointing with use_reentrant=True). Train a step first, or name all "
+                f"layers that read it: RGO(model, raw=({self.name!r},))"
             )
         trained = self.learner._trained
         if id(x) in trained:

@@ -84,7 +84,7 @@ def merged(batches: Iterable[Any]) -> Iterator[Any]:
 
     for batch in batches:
         pair = isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)
-        if not pair or batch[0].dim() == 0 or batch[1].dim() == 0:
+        if not pair or batch[0].dim() == 0 or batch[1].dim() == 0 or len(batch[0]) != len(batch[1]):
             yield from flush()
             yield batch
             continue
@@ -268,8 +268,8 @@ class Collector:
 
 def _sample(use: Use, i: int, samples: int) -> Use:
     m, x, grad = use
-    k = len(x) // samples
-    return m, x[i * k : (i + 1) * k], None if grad is None else grad[i * k : (i + 1) * k]
+    k, j = len(x) // samples, 0 if grad is None else len(grad) // samples
+    return m, x[i * k : (i + 1) * k], None if grad is None else grad[i * j : (i + 1) * j]
 
 
 def _by_sample(rows: Tensor, samples: int) -> Tensor:

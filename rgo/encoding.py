@@ -28,10 +28,11 @@ def task_id(task: object) -> TaskId:
     (3, 'spam')
     """
     if isinstance(task, str):
-        return task
-    if not isinstance(task, bool) and not (isinstance(task, Tensor) and task.dim() > 0):
+        return str.__str__(task)  # a subclass (numpy's, an enum's) as the text it equals
+    is_index = task.dim() == 0 and task.dtype != torch.bool if isinstance(task, Tensor) else not isinstance(task, bool)
+    if is_index:
         try:
-            return operator.index(task)  # type: ignore[arg-type]
+            return int(operator.index(task))  # type: ignore[arg-type]
         except TypeError:
             pass
     raise TypeError(f"a task id is an int or a str, got {task!r} ({type(task).__name__})")
@@ -118,12 +119,17 @@ def checked_order(order: Any, task: TaskId, name: str, width: int) -> Tensor | N
     """What a user's `encode` function returned, as a permutation; None stands for the identity."""
     if order is None:
         return None
-    result = torch.as_tensor(np.asarray(order) if isinstance(order, Sequence) else order).to("cpu", torch.int64)
-    if result.shape != (width,) or not torch.equal(result.sort().values, torch.arange(width)):
-        raise ValueError(
-            f"encode({task!r}, {name!r}, {width}) must return a permutation of range({width}) or None, got {order!r}"
-        )
-    return result
+    wrong = ValueError(
+        f"encode({task!r}, {name!r}, {width}) must return a permutation of range({width}) or None, got {order!r}"
+    )
+    try:
+        result = torch.as_tensor(np.asarray(order) if isinstance(order, Sequence) else order).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise wrong from None
+    integers = not result.is_floating_point() and result.dtype != torch.bool
+    if not integers or result.shape != (width,) or not torch.equal(result.long().sort().values, torch.arange(width)):
+        raise wrong
+    return result.long()
 
 
 class Encoding:
@@ -157,6 +163,7 @@ class Encoding:
         if key not in self._cache:
             if len(self._cache) >= 512:
                 self._cache.clear()
-            order = self.order(task, name, width, first)
-            self._cache[key] = None if order is None else Index.of(order, device)
+            with torch.inference_mode(False):  # what serving caches, training may save for its backward
+                order = self.order(task, name, width, first)
+                self._cache[key] = None if order is None else Index.of(order, device)
         return self._cache[key]

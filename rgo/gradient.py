@@ -30,7 +30,9 @@ class Guard:
     PASSES = 10  # comparisons by value before a weight is trusted
 
     def __init__(self, name: str, parameter: nn.Parameter) -> None:
-        self.name, self.parts, self.left = name, list[Tensor](), self.PASSES
+        self.name, self.left = name, self.PASSES
+        self.parts: list[Tensor] = []  # what projections returned in the backward pass `graph`
+        self.graph = -1
         self.handle: Any = parameter.register_hook(self._arrived)
         hooks = parameter._backward_hooks
         if hooks is not None:  # before the user's own hooks, which may change the gradient as they like
@@ -48,8 +50,15 @@ class Guard:
             self.handle.remove()
         self.handle, self.parts = None, []
 
+    def returned(self, grad: Tensor) -> None:
+        """A projection of the parameter's gradient; a pass that never reaches the parameter leaves it behind."""
+        if self.graph != torch._C._current_graph_task_id():
+            self.graph, self.parts = torch._C._current_graph_task_id(), []
+        self.parts.append(grad)
+
     def _arrived(self, grad: Tensor) -> None:
-        parts, self.parts = self.parts, []
+        parts = self.parts if self.graph == torch._C._current_graph_task_id() else []
+        self.parts = []
         if len(parts) == 1 and grad is parts[0]:
             self.disarm()
             return
@@ -83,6 +92,7 @@ class Covered:
         self.projection: Projection
         self.session: int | None = None  # counts begin_task; None between tasks
         self.guards: list[Guard] = []
+        self.differentiated = False  # inside a backward that takes a gradient itself, to be recorded by that backward
         self.unseen: list[TaskId] = []  # tasks learned while it was frozen or not there: not in its P
 
     @property
@@ -122,11 +132,12 @@ class Covered:
                 "Call backward before end_task"
             )
 
-    def record(self, weight: Tensor, bias: Tensor | None) -> None:
+    def record(self, weight: Tensor | None, bias: Tensor | None) -> None:
         """Tell the guards what a projection returned."""
-        for guard, grad in zip(self.guards, (weight, bias)):
-            if guard.armed and grad is not None:
-                guard.parts.append(grad)
+        if not self.differentiated:
+            for guard, grad in zip(self.guards, (weight, bias)):
+                if guard.armed and grad is not None:
+                    guard.returned(grad)
 
     def project(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """[G_W, g_b] c P in the layouts of the parameters (Algorithm 1, line 5)."""
@@ -138,7 +149,6 @@ class Covered:
             W, b = applied.gradient(W, b)
             weight = m.to_weight(W, weight).to(weight.dtype)
             bias = None if b is None or bias is None else b.reshape(bias.shape).to(bias.dtype)
-        self.record(weight, bias)
         return weight, bias
 
     def project_rows(
@@ -158,9 +168,8 @@ class Covered:
         weight = matrix.to_weight(W, weight)
         if bias is not None and pb is not None:
             bias = torch.einsum("rgo,rg->go", deltas, pb.to(delta.dtype)).reshape(bias.shape)
-        else:
-            bias = None
-        self.record(weight, bias)
+        elif bias is not None:  # left to plain training by skip=
+            bias = deltas.sum(0).reshape(bias.shape)
         return weight, bias
 
 
@@ -168,15 +177,17 @@ class ProjectPair(torch.autograd.Function):
     """(W, b) -> (W, b), whose backward projects the pair of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, covered: Covered, session: int | None) -> Any:
-        ctx.covered, ctx.session = covered, session
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, covered: Covered, session: int | None, own: bool) -> Any:
+        ctx.covered, ctx.session, ctx.own = covered, session, own
         return weight.view_as(weight), None if bias is None else bias.view_as(bias)
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor, bias: Tensor | None) -> Any:
         ctx.covered.check_session(ctx.session)
         projected = ctx.covered.project(weight, bias if ctx.needs_input_grad[1] else None)
-        return *projected, None, None
+        if ctx.own:
+            ctx.covered.record(*projected)
+        return *projected, None, None, None
 
 
 class ProjectedMap(torch.autograd.Function):
@@ -191,9 +202,10 @@ class ProjectedMap(torch.autograd.Function):
         matrix: LayerMatrix,
         covered: Covered,
         session: int | None,
+        own: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
-        ctx.matrix, ctx.covered, ctx.session = matrix, covered, session
+        ctx.matrix, ctx.covered, ctx.session, ctx.own = matrix, covered, session, own
         return matrix.forward(x, weight, bias)
 
     @staticmethod
@@ -201,20 +213,28 @@ class ProjectedMap(torch.autograd.Function):
         x, weight, bias = ctx.saved_tensors
         matrix, covered = ctx.matrix, ctx.covered
         need_x, need_w, need_b = ctx.needs_input_grad[:3]
+        dx = dw = db = None
         if torch.is_grad_enabled():  # create_graph: what is differentiated again must pass the projection again
             # Aliases: hooks of the user and of the guard belong to the outer backward, once.
             x, weight = x.view_as(x), weight.view_as(weight)
             bias = None if bias is None else bias.view_as(bias)
-            y = connect(covered, matrix, x, weight, bias, fast=False, session=ctx.session)
+            y = connect(covered, matrix, x, weight, bias, fast=False, session=ctx.session, own=ctx.own)
             inputs = [t for t, need in zip((x, weight, bias), (need_x, need_w, need_b)) if need]
-            grads = iter(torch.autograd.grad(y, inputs, delta, create_graph=True))
-            return *(next(grads) if need else None for need in (need_x, need_w, need_b)), None, None, None
-        dx = matrix.input_gradient(delta, x, weight) if need_x else None
-        dw = db = None
-        if need_w:
-            covered.check_session(ctx.session)
-            dw, db = covered.project_rows(matrix, x, delta, weight, bias)
-        return dx, dw, db, None, None, None
+            covered.differentiated = True
+            try:
+                grads = iter(torch.autograd.grad(y, inputs, delta, create_graph=True))
+            finally:
+                covered.differentiated = False
+            dx, dw, db = (next(grads) if need else None for need in (need_x, need_w, need_b))
+        else:
+            if need_x:
+                dx = matrix.input_gradient(delta, x, weight)
+            if need_w:
+                covered.check_session(ctx.session)
+                dw, db = covered.project_rows(matrix, x, delta, weight, bias if need_b else None)
+        if ctx.own:
+            covered.record(dw, db)
+        return dx, dw, db, None, None, None, None
 
 
 def connect(
@@ -226,10 +246,14 @@ def connect(
     *,
     fast: bool,
     session: int | None,
+    own: bool,
 ) -> Tensor:
-    """The layer's output, wired so that gradients of (weight, bias) arrive projected."""
+    """The layer's output, wired so that gradients of (weight, bias) arrive projected.
+
+    `own`: they are the model's parameters, not others put in their place (torch.func.functional_call).
+    """
     outside = covered.bias is None  # a frozen bias has no column in P and needs no gradient
     if fast:
-        return ProjectedMap.apply(x, weight, bias, matrix, covered, session)  # type: ignore[no-any-return,no-untyped-call]
-    W, b = ProjectPair.apply(weight, None if outside else bias, covered, session)  # type: ignore[no-untyped-call]
+        return ProjectedMap.apply(x, weight, bias, matrix, covered, session, own)  # type: ignore[no-any-return,no-untyped-call]
+    W, b = ProjectPair.apply(weight, None if outside else bias, covered, session, own)  # type: ignore[no-untyped-call]
     return matrix.forward(x, W, bias if outside else b)

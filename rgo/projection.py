@@ -54,7 +54,7 @@ class Recursion:
             PA = self.P @ A.transpose(1, 2)  # (g, d, k)
             inner = A @ PA
             inner.diagonal(dim1=1, dim2=2).add_(self.alpha)
-            self.P -= PA @ torch.linalg.solve(inner, PA.transpose(1, 2))
+            self.P = self.P - PA @ torch.linalg.solve(inner, PA.transpose(1, 2))
         self.P = (self.P + self.P.transpose(1, 2)) / 2
 
 
@@ -178,18 +178,30 @@ class Projection:
         self.dim, self.groups, self.bias = dim, groups, bias
         self.alpha, self.solver, self.block = alpha, solver, block
         self.tolerance, self.dtype, self.device = tolerance, dtype, torch.device(device)
-        self.H: Tensor | None = None  # (g, d, d) float64; None while it is alpha I, and for the recursion
+        self._H: Tensor | None = None  # (g, d, d) float64; None while it is alpha I, and for the recursion
         self.applied: Dense | Spectral | None = None  # c P as it is multiplied; None is the identity
         self.c = 1.0
         self._recursive: Tensor | None = None  # P itself, for the recursion
 
     @property
     def P(self) -> Tensor:
-        """P = alpha H^-1 in float64, not normalised: (d, d), or (groups, d, d)."""
-        P = self._inverse(self.H) if self.H is not None else self._recursive
-        if P is None:
-            P = torch.eye(self.dim, dtype=torch.float64).repeat(self.groups, 1, 1)
+        """P = alpha H^-1 in float64, not normalised: (d, d), or (groups, d, d). A copy."""
+        if self._H is not None:
+            P = self._inverse(self._H)
+        else:
+            P = self._identity() if self._recursive is None else self._recursive.clone()
         return P[0] if self.groups == 1 else P
+
+    @property
+    def H(self) -> Tensor:
+        """The curvature alpha I + sum of g g^T in float64: (d, d), or (groups, d, d). A copy."""
+        if self._H is not None:
+            H = self._H.clone()
+        elif self._recursive is not None:
+            H = self.alpha * torch.linalg.inv(self._recursive)
+        else:
+            H = self.alpha * self._identity()
+        return H[0] if self.groups == 1 else H
 
     @property
     def free(self) -> float:
@@ -214,17 +226,17 @@ class Projection:
         if isinstance(task, Recursion):
             if not torch.isfinite(task.P).all():
                 raise FloatingPointError("the curvature of this task is not finite")
-            new._recursive = P = task.P
+            new._recursive = P = task.P.clone()
         else:
             if not torch.isfinite(task.total).all():
                 raise FloatingPointError("the curvature of this task is not finite")
             total = (task.total + task.total.transpose(1, 2)) / 2
-            if self.H is None:
+            if self._H is None:
                 total.diagonal(dim1=1, dim2=2).add_(self.alpha)
-            new.H = total if self.H is None else self.H.to(total.device) + total
-            if new._set_spectral(new.H):
+            new._H = total if self._H is None else self._H.to(total.device) + total
+            if new._set_spectral(new._H):
                 return new
-            P = new._inverse(new.H)
+            P = new._inverse(new._H)
         new.c = self.dim * self.groups / float(P.diagonal(dim1=1, dim2=2).sum())
         new.applied = Dense.of((new.c * P).to(self.device), self.bias, self.dtype)
         return new
@@ -237,7 +249,7 @@ class Projection:
         new.device, new.dtype = device, dtype
         new.c = self.c
         home = _matrix_device(device)
-        new.H = None if self.H is None else self.H.to(home)
+        new._H = None if self._H is None else self._H.to(home)
         new._recursive = None if self._recursive is None else self._recursive.to(home)
         if self.applied is not None:
             moved = {k: v.to(device, dtype) for k, v in self.applied.tensors().items()}
@@ -246,12 +258,14 @@ class Projection:
 
     def bytes(self) -> int:
         """What this layer keeps, in bytes."""
-        held = [self.H, self._recursive, *(self.applied.tensors().values() if self.applied else ())]
+        held = [self._H, self._recursive, *(self.applied.tensors().values() if self.applied else ())]
         return sum(t.numel() * t.element_size() for t in held if t is not None)
 
     def full_bytes(self) -> int:
         """What it keeps from the first task on: H (or the recursion's P) in float64, and c P; then no more."""
-        return self.groups * self.dim**2 * (8 + torch.finfo(self.dtype).bits // 8)
+        n = self.dim - self.bias
+        applied = n * n + (n + 1 if self.bias else 0)  # symmetric: the bias' row is not kept beside its column
+        return self.groups * (self.dim**2 * 8 + applied * (torch.finfo(self.dtype).bits // 8))
 
     def worst_bytes(self) -> int:
         """With the workspace of `end_task`: the task's own sum and the float64 inverse."""
@@ -260,8 +274,8 @@ class Projection:
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain numbers. c P is saved beside H, so that a restored run continues bit for bit."""
         held: dict[str, Any] = {"c": self.c}
-        if self.H is not None:
-            held["H"] = self.H
+        if self._H is not None:
+            held["H"] = self._H
         if self._recursive is not None:
             held["P"] = self._recursive
         if self.applied is not None:
@@ -273,7 +287,7 @@ class Projection:
         new = self._like()
         home = _matrix_device(self.device)
         new.c = float(state["c"])
-        new.H = state["H"].to(home, torch.float64, copy=True) if "H" in state else None
+        new._H = state["H"].to(home, torch.float64, copy=True) if "H" in state else None
         new._recursive = state["P"].to(home, torch.float64, copy=True) if "P" in state else None
         if "applied" in state:
             new.applied = _applied({k: v.to(self.device, self.dtype, copy=True) for k, v in state["applied"].items()})
@@ -291,6 +305,9 @@ class Projection:
             dtype=self.dtype,
             device=self.device,
         )
+
+    def _identity(self) -> Tensor:
+        return torch.eye(self.dim, dtype=torch.float64, device=_matrix_device(self.device)).repeat(self.groups, 1, 1)
 
     def _inverse(self, H: Tensor) -> Tensor:
         """alpha H^-1. H is alpha I plus squares, so the first attempt succeeds unless rounding ate alpha."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from . import attachment, collecting, curvature, state, survey
-from .attachment import Attached, Wiring
+from .attachment import Attached, RowWiring, Wiring
 from .collecting import Recorder
 from .curvature import Extractors, Rule
 from .encoding import Encode, Encoding, TaskId, task_id, task_ids
@@ -22,6 +22,12 @@ from .summary import Summary, summarise
 
 # A task laid over the one being trained, per learner: what `with learner.task(id)` says in this thread.
 _override: ContextVar[Mapping[int, Wiring]] = ContextVar("rgo_task", default=MappingProxyType({}))
+
+
+class UnknownTaskError(KeyError):
+    """A task that has not been learned was asked for."""
+
+    __str__ = Exception.__str__  # KeyError would quote the message
 
 
 class RGO:
@@ -153,11 +159,15 @@ class RGO:
                 "end_task(batches) adds what must be protected of it"
             )
         attachment.bring_up_to_date(self)
+        first = self._first
         if self._active is None:
             self._sessions += 1
-            if self._first is None:
-                self._first = task
-        self._activate(task)
+            self._first = task if first is None else first
+        try:
+            self._activate(task)
+        except BaseException:
+            self._first = first
+            raise
         attachment.warn_when_full(self._layers())
 
     def end_task(
@@ -220,12 +230,20 @@ class RGO:
         known = {*self._tasks} | ({self._active} if self._active is not None else set())
         unknown = [t for t in dict.fromkeys(ids) if t not in known]
         if unknown:
-            raise KeyError(
+            raise UnknownTaskError(
                 f"task {unknown[0]!r} has not been learned; known: {', '.join(map(repr, self._tasks)) or 'none yet'}"
                 + (f"; being trained: {self._active!r}" if self._active is not None else "")
                 + ". Ids are exact: 1 and '1' are different tasks"
             )
         return self._answering(Wiring(self.encoding, self._first, ids, mixed))
+
+    def rows(self, tasks: Sequence[TaskId], slots: torch.Tensor) -> AbstractContextManager[None]:
+        """Like `task(ids)`, for steps that must not wait for the host: row i is answered for `tasks[slots[i]]`.
+
+        `slots` is an integer tensor on the model's device; its values are not checked.
+        """
+        self._require_attached()
+        return self._answering(RowWiring(self.encoding, self._first, task_ids(tasks), slots))
 
     # ---- state ----------------------------------------------------------------------------------------------
 
@@ -332,17 +350,17 @@ class RGO:
 
     def _activate(self, task: TaskId) -> None:
         """Put a task's wiring in force and everything it needs where the weights are."""
-        self._active = task
-        self._current = Wiring(self.encoding, self._first, (task,))
+        wiring = Wiring(self.encoding, self._first, (task,))
+        if self.encoding.encode is not False:
+            for site in self._sites.values():  # now: a captured step must not copy from the host
+                wiring.index(site, site.covered.weight.device)
+        self._active, self._current = task, wiring
         for covered in self._layers():
             covered.session = self._sessions
             covered.projection = covered.projection.to(covered.weight.device, self._dtype_for(covered.weight))
             covered.disarm()
             if self.project and covered.weight.requires_grad:
                 covered.arm()
-        if self.encoding.encode is not False:
-            for site in self._sites.values():  # now: a captured step must not copy from the host
-                self._current.index(site, site.covered.weight.device)
 
     def _dtype_for(self, weight: torch.Tensor) -> torch.dtype:
         if self.dtype is not None:

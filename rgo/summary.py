@@ -59,7 +59,7 @@ class Summary:
         for s in self.covered:
             rows.append(
                 (
-                    s.name or "(model)",
+                    s.name,
                     s.kind,
                     s.weight,
                     f"{s.dim} x {s.dim}" + (f" x {s.groups}" if s.groups > 1 else ""),

@@ -94,7 +94,7 @@ def survey(model: nn.Module, skip: Sequence[str]) -> Survey:
         bias = own.get("bias")
         if bias is not None and (not bias.requires_grad or is_skipped(_join(name, "bias"), skip)):
             bias = None
-        found.sites.append(Site(name, module, matrix, weight, bias))
+        found.sites.append(Site(name or "model", module, matrix, weight, bias))
         owned |= {id(weight)} | ({id(bias)} if bias is not None else set())
     _refuse_foreign_uses(model, found, owned, skip)
     return found

@@ -45,9 +45,9 @@ def test_the_python_of_the_documents_runs(path: str, tmp_path: Path, monkeypatch
         exec(compile(block, path, "exec"), names)
 
 
-def test_the_readmes_tables_are_those_of_the_committed_results() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert load(ROOT / "experiments/readme.py").filled(text) == text
+@pytest.mark.parametrize("path", ["README.md", "docs/decisions.md"])
+def test_tables_are_those_of_the_committed_results(path: str) -> None:
+    assert load(ROOT / "experiments/readme.py").filled(path) == (ROOT / path).read_text()
 
 
 def test_all_public_names_exist_and_are_documented() -> None:

@@ -278,6 +278,8 @@ def test_a_mixed_batch_without_a_batch_dimension_is_refused():
     train(learner, 0, (4,))
     with pytest.raises(ValueError, match="its first dimension is not the batch"):
         answer(learner, [0], data((4,))[0][0])
+    with pytest.raises(ValueError, match="its first dimension is not the batch"):
+        answer(learner, [0] * 9, data((4,))[0][0])  # as many as layer '2' has features
 
 
 def test_a_mixed_batch_names_the_first_unknown_task():
@@ -336,6 +338,21 @@ def test_a_function_decides_for_each_task_and_layer_and_none_is_the_identity():
     with references.wired(plain, {"2": range(8, -1, -1)}):
         torch.testing.assert_close(model(x), plain(x), rtol=1e-12, atol=1e-14)
     assert {(0, "2", 9), (0, "4", 8), (1, "2", 9), (1, "4", 8)} <= asked
+
+
+def test_layers_of_one_width_get_orders_of_their_own_from_a_function():
+    def rotate(task, name, width):
+        return [(i + int(name)) % width for i in range(width)]
+
+    def make():
+        return nn.Sequential(*(nn.Linear(5, 5) for _ in range(4)))
+
+    model, plain = make_model(make), make_model(make)
+    learner = rgo.RGO(model, encode=rotate, raw=("0",))
+    learner.begin_task(0)
+    x, _ = data((5,))
+    with references.wired(plain, {name: rotate(0, name, 5) for name in "123"}):
+        torch.testing.assert_close(model(x), plain(x), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -439,14 +456,14 @@ def test_a_trained_prompt_is_no_raw_input_and_a_free_tensor_is():
         def __init__(self, trained):
             super().__init__()
             self.prompt = nn.Parameter(torch.ones(4), requires_grad=trained)
-            self.layer = nn.Linear(4, 3)
+            self.mixed, self.alone = nn.Linear(4, 3), nn.Linear(4, 3)
 
         def forward(self, x):
-            return self.layer(x + self.prompt) + self.layer(self.prompt)
+            return self.mixed(x + self.prompt) + self.alone(self.prompt)
 
     with pytest.warns(UserWarning, match="prompt"):  # it is trained without protection
-        assert first_forward(Prompted(True), torch.zeros(2, 4)) == {"layer": "yes"}
-    assert first_forward(Prompted(False), torch.zeros(2, 4)) == {"layer": "raw input"}
+        assert first_forward(Prompted(True), torch.zeros(2, 4)) == {"mixed": "yes", "alone": "yes"}
+    assert first_forward(Prompted(False), torch.zeros(2, 4)) == {"mixed": "raw input", "alone": "raw input"}
 
 
 def test_raw_names_decide_without_a_forward():

@@ -7,6 +7,9 @@ from torch import nn
 import rgo
 from rgo.layers import _TYPES, describe
 
+# torch's own remark on even kernels, once per process
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+
 ALPHA = 0.01
 CLASSES = 3
 

@@ -137,8 +137,8 @@ class Descent:
         model = regression(n)
         learner = rgo.RGO(model, curvature="squared-error")
         learn(learner, 0, normal(5, n, seed=10), normal(5, 1, seed=11))
-        self.p = learner.projections[""]
-        self.cP, self.H = self.p.c * self.p.P, self.p.H[0]
+        self.p = learner.projections["model"]
+        self.cP, self.H = self.p.c * self.p.P, self.p.H
         x, y = scale * normal(6, n, seed=12), normal(6, 1, seed=13)
         start = model.weight.detach().clone()
         learner.begin_task(1)
@@ -197,7 +197,7 @@ def test_at_a_large_step_the_loss_inequality_and_the_upper_bound_both_fail():
     with torch.no_grad():
         model.weight.copy_(one)
     learn(learner, 0, one, one)
-    p = learner.projections[""]
+    p = learner.projections["model"]
     learner.begin_task(1)
     first_loss = (model(one) - zero).square().sum() / 2
     first_loss.backward()
@@ -206,7 +206,7 @@ def test_at_a_large_step_the_loss_inequality_and_the_upper_bound_both_fail():
     assert loss == 0.5
     assert step * 1.0 > loss  # eta g^T cP g, with g = 1
     H = float(p.H)
-    bound = 1 * lr * largest(p.c * p.P, p.H[0]) * loss / 2
+    bound = 1 * lr * largest(p.c * p.P, p.H) * loss / 2
     assert step * H * step / 2 == pytest.approx(2 * bound)
 
 
@@ -243,7 +243,7 @@ def test_no_feasible_P_has_a_smaller_bound_than_the_normalised_inverse_curvature
     """
     source = generator(seed)
     p = projection_of(2 * normal(samples, n, seed=source))
-    H, best = p.H[0], p.c * p.P
+    H, best = p.H, p.c * p.P
     least = largest(best, H)
     inverse = torch.linalg.inv(H)
     assert best.trace() == pytest.approx(n)
@@ -262,13 +262,13 @@ def test_no_feasible_P_has_a_smaller_bound_than_the_normalised_inverse_curvature
 def test_the_identity_is_worse_than_the_solution_as_soon_as_the_curvature_is_not_isotropic():
     """Problem (9): plain gradient descent is P = I, which is feasible and has a larger bound."""
     p = projection_of(normal(3, 6, seed=20))
-    assert largest(eye(6), p.H[0]) > 2 * largest(p.c * p.P, p.H[0])
+    assert largest(eye(6), p.H) > 2 * largest(p.c * p.P, p.H)
 
 
 def test_among_all_directions_with_the_same_effect_on_the_new_task_P_g_forgets_least():
     """Problem (5) for one step: minimise d^T H d / 2 under a given first-order decrease g^T d; d is H^-1 g."""
     p = projection_of(2 * normal(5, 6, seed=21))
-    H, g = p.H[0], normal(6, seed=22)
+    H, g = p.H, normal(6, seed=22)
     d = p.P @ g
     least = d @ H @ d / (g @ d) ** 2
     others = torch.cat([normal(500, 6, seed=23), d + 0.05 * normal(500, 6, seed=24), g[None]])
@@ -284,8 +284,8 @@ def test_P_turns_the_gradient_without_closing_any_direction():
     free = []
     for task in range(4):
         learn(learner, task, normal(20, 5, seed=task), torch.arange(20) % 2)
-        free.append(learner.projections[""].free)
-    assert torch.linalg.eigvalsh(learner.projections[""].P)[0] > 0
+        free.append(learner.projections["model"].free)
+    assert torch.linalg.eigvalsh(learner.projections["model"].P)[0] > 0
     assert free == sorted(free, reverse=True)  # the limitation section: what is free only ever becomes less
     assert free[-1] > 0
 
@@ -379,7 +379,7 @@ def test_with_a_vanishing_alpha_rgo_trains_in_the_null_space_that_theorem_6_asks
         assert (model(x) - y).abs().max() < 1e-3  # the new task is learned
         step = (model.weight.detach() - before).squeeze(0)
         if k > 0:
-            old = learner.projections[""].H[0] - alpha * eye(n)
+            old = learner.projections["model"].H - alpha * eye(n)
             assert (old @ step).norm() < 1e-6
             assert step.norm() > 0.1
         learner.end_task([(x, y)])
@@ -401,7 +401,7 @@ class Blocks:
         self.dims = [3, 5, 4]
         self.M = [scale * normal(6, n, seed=source) for n, scale in zip(self.dims, (1.0, 3.0, 0.3))]
         self.layers = [projection_of(M) for M in self.M]  # H_l = alpha I + M_l^T M_l
-        self.H = [p.H[0] for p in self.layers]
+        self.H = [p.H for p in self.layers]
 
     def bound(self, P: list[Tensor]) -> float:
         """The factor in equation (29): the largest of the layers' sigma_m(P_l H_l)."""
@@ -539,14 +539,14 @@ def test_P_and_its_scale_are_frozen_while_a_task_trains():
     learner = rgo.RGO(model)
     learn(learner, 0, normal(9, 5, seed=54), torch.arange(9) % 2)
     learner.begin_task(1)
-    p = learner.projections[""]
+    p = learner.projections["model"]
     P, c, applied = p.P.clone(), p.c, p.applied.ww.clone()
     for i in range(3):
         model.weight.grad = None
         F.cross_entropy(model(normal(4, 5, seed=i)), torch.tensor([0, 1, 1, 0])).backward()
         with torch.no_grad():
             model.weight -= model.weight.grad
-        p = learner.projections[""]
+        p = learner.projections["model"]
         assert torch.equal(p.P, P)
         assert torch.equal(p.applied.ww, applied)
         assert p.c == c
@@ -560,7 +560,7 @@ def linear_curvature(rule: str, outputs: int, extractors: str = "mean") -> Tenso
     learner = rgo.RGO(model, curvature=rule, extractors=extractors)
     x = normal(15, 4, seed=60)
     learn(learner, 0, x, torch.arange(15) % outputs if rule == "true-class" else normal(15, outputs, seed=61))
-    return learner.projections[""].H[0]
+    return learner.projections["model"].H
 
 
 def test_rgo_is_owm_on_one_linear_layer_with_squared_error_and_one_output():
@@ -700,7 +700,7 @@ def test_the_curvature_is_the_average_of_the_extractors_blocks_of_the_exact_hess
 
         hessian = torch.autograd.functional.hessian(loss, theta)  # (o, d, o, d)
         average = torch.einsum("odoe->de", hessian) / len(theta)
-        assert torch.allclose(p.H[0], eye(p.dim) + average, rtol=1e-9, atol=1e-12)
+        assert torch.allclose(p.H, eye(p.dim) + average, rtol=1e-9, atol=1e-12)
 
 
 def test_opposed_extractors_cancel_in_the_mean_of_their_gradients_but_not_in_the_mean_of_their_curvatures():
@@ -713,7 +713,7 @@ def test_opposed_extractors_cancel_in_the_mean_of_their_gradients_but_not_in_the
             model[1].weight.copy_(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))  # df_y / dh = +1, -1
         learner = rgo.RGO(model, encode=False, extractors=extractors)
         learn(learner, 0, x, y)
-        return learner.projections["0"].H[0] - eye(4)
+        return learner.projections["0"].H - eye(4)
 
     assert data_of_first_layer("signed").norm() < 1e-12
     assert data_of_first_layer("mean").norm() > 0.1
@@ -899,7 +899,7 @@ def follow(
                 G = rows_and_bias(layer, "grad")
                 H[name] += G.T @ G / len(G)
         for name, p in learner.projections.items():
-            assert torch.allclose(p.H[0], H[name], rtol=1e-8, atol=1e-12)
+            assert torch.allclose(p.H, H[name], rtol=1e-8, atol=1e-12)
     assert differ > 1e-3  # the permutations were really there
 
 
@@ -1037,7 +1037,7 @@ def test_the_gradient_is_projected_on_the_side_of_the_inputs(rows):
     model = regression(n1, n2)
     learner = rgo.RGO(model)
     learn(learner, 0, 2 * normal(10, n1, seed=95), torch.arange(10) % n2)
-    p = learner.projections[""]
+    p = learner.projections["model"]
     assert p.P.shape == (n1, n1)
     learner.begin_task(1)
     x, y = normal(rows, n1, seed=96), torch.arange(rows) % n2
