@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import os
 import zlib
 from functools import cache
 from math import prod
@@ -13,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_PACKAGED = Path(__file__).parent / "datasets" / "mnist"
+from rgo.data.files import DataError, Folder
+
+PACKAGED = Path(__file__).parents[1] / "datasets" / "mnist"
 
 # In the order of MNIST's fields; the MD5 sums are those published with the files.
-_FILES = (
+FILES = (
     ("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
     ("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
     ("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
@@ -28,18 +29,6 @@ _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 _GET_AGAIN = "get the file again (https://ossci-datasets.s3.amazonaws.com/mnist/) or reinstall rgo, which ships it"
 
 
-class DataError(Exception):
-    """A data file is missing or is not what it should be."""
-
-    def __init__(self, file: str | os.PathLike[str], expected: str, found: str, remedy: str) -> None:
-        # All four go to Exception, so that the error can be sent from a worker process to its parent.
-        super().__init__(os.fspath(file), expected, found, remedy)
-
-    def __str__(self) -> str:
-        file, expected, found, remedy = self.args
-        return f"{file}: expected {expected}, found {found}; {remedy}"
-
-
 class MNIST(NamedTuple):
     """70,000 handwritten digits: images uint8 (N, 28, 28), labels int64 (N,)."""
 
@@ -49,7 +38,7 @@ class MNIST(NamedTuple):
     test_labels: Tensor
 
 
-def mnist(folder: str | os.PathLike[str] | None = None) -> MNIST:
+def mnist(folder: Folder | None = None) -> MNIST:
     """MNIST as tensors; `folder` reads the four official .gz files from elsewhere, with the same checks.
 
     The tensors are read once and shared by every caller: copy before writing to them.
@@ -58,22 +47,22 @@ def mnist(folder: str | os.PathLike[str] | None = None) -> MNIST:
     >>> digits.train_images.shape, digits.test_labels[:5].tolist()
     (torch.Size([60000, 28, 28]), [7, 2, 1, 0, 4])
     """
-    return _mnist(_PACKAGED if folder is None else Path(folder))
+    return _mnist(PACKAGED if folder is None else Path(folder))
 
 
 @cache
 def _mnist(folder: Path) -> MNIST:
-    train_images, train_labels, test_images, test_labels = (read_idx(folder / name, md5=md5) for name, md5 in _FILES)
+    train_images, train_labels, test_images, test_labels = (read_idx(folder / name, md5=md5) for name, md5 in FILES)
     return MNIST(train_images, train_labels.long(), test_images, test_labels.long())
 
 
-def read_idx(path: str | os.PathLike[str], *, md5: str | None = None) -> Tensor:
+def read_idx(path: Folder, *, md5: str | None = None) -> Tensor:
     """The array in an IDX file, gzipped or not; with `md5`, the file itself must have this MD5 sum.
 
     IDX is two zero bytes, a type code, the number of dimensions, each size as a big-endian uint32, then the
     array in big-endian C order and nothing after it.
 
-    >>> read_idx(_PACKAGED / "t10k-labels-idx1-ubyte.gz")[:5]
+    >>> read_idx(PACKAGED / "t10k-labels-idx1-ubyte.gz")[:5]
     tensor([7, 2, 1, 0, 4], dtype=torch.uint8)
     """
     try:

@@ -1,41 +1,28 @@
-"""Task streams: Permuted MNIST and Rotated MNIST, by the protocol of the paper's Table 1.
+"""Permuted MNIST and Rotated MNIST, by the protocol of the paper's Table 1, and a tiny relative of theirs for tests.
 
 Inputs are pixel / 255, flattened to 784 and nothing else. Each task takes 10,000 random images out of the
 first 55,000 training images, and all 10,000 test images. One 10-way head is shared by the tasks.
-
-Whatever is random depends on (seed, task) and on what it is for, and never on the global generators: a task
-is the same in every process, whichever other tasks were built before it.
 """
 
-import hashlib
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import overload
+from collections.abc import Sequence
+from functools import cache
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rgo.data import mnist
+from rgo.benchmarks.task import Benchmark, Lazy, Task, generator
+from rgo.data import MNIST, mnist
 
 _TRAINING_IMAGES = 55_000  # the first; the protocol leaves the other 5,000 aside for validation
 _SIDE = 28
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """One task: `train` and `test` are (inputs, labels); `classes` are its own logits, None for all."""
-
-    id: int | str
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    classes: tuple[int, ...] | None = None
-
-
-def permuted_mnist(tasks: int = 20, seed: int = 0, samples: int = 10_000) -> Sequence[Task]:
+def permuted_mnist(tasks: int = 20, seed: int = 0, samples: int = 10_000) -> Benchmark:
     """MNIST, each task (the first too) with a pixel permutation of its own.
 
     >>> task = permuted_mnist(tasks=5)[3]
@@ -46,14 +33,14 @@ def permuted_mnist(tasks: int = 20, seed: int = 0, samples: int = 10_000) -> Seq
     everywhere = np.ones(_SIDE * _SIDE, dtype=bool)
 
     def build(k: int) -> Task:
-        return _mnist_task(k, _generator(seed, k, "pixels").permutation(_SIDE * _SIDE), everywhere, seed, samples)
+        return _mnist_task(k, generator(seed, k, "pixels").permutation(_SIDE * _SIDE), everywhere, seed, samples)
 
-    return _Lazy(build, range(tasks))
+    return Lazy(build, range(tasks))
 
 
 def rotated_mnist(
     tasks: int = 20, seed: int = 0, samples: int = 10_000, angles: Sequence[float] | None = None
-) -> Sequence[Task]:
+) -> Benchmark:
     """MNIST, task k rotated by `angles[k]` degrees; without `angles`, by `rotation_angles(tasks)`.
 
     Counter-clockwise about the centre of the image, nearest neighbour, zeros from outside. It is always the
@@ -71,7 +58,7 @@ def rotated_mnist(
     def build(k: int) -> Task:
         return _mnist_task(k, *_rotation(degrees[k]), seed, samples)
 
-    return _Lazy(build, range(tasks))
+    return Lazy(build, range(tasks))
 
 
 def rotation_angles(tasks: int = 20) -> tuple[float, ...]:
@@ -84,50 +71,53 @@ def rotation_angles(tasks: int = 20) -> tuple[float, ...]:
     return tuple(random.Random(1234 * k).uniform(width * k, width * (k + 1)) for k in range(tasks))
 
 
-def batches(task: Task, *, batch_size: int, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """`steps` batches of the task's training samples, a function of (seed, task).
+def digits(
+    tasks: int = 5,
+    seed: int = 0,
+    *,
+    kind: Literal["split", "permuted"] = "split",
+    side: Literal[8, 14] = 14,
+    samples: int = 1000,
+    test_samples: int = 500,
+) -> Benchmark:
+    """MNIST made small, for tests and first tries: `side` x `side` pixels, flattened, trained in about a second.
 
-    Every sample is met once before any is met again; each pass is shuffled anew. A batch at the end of a pass
-    is filled up from the next one, so all have the same size.
+    "split" has two classes per task, in an order that depends on the seed, at most five tasks; "permuted" has all
+    ten classes and a pixel permutation per task.
 
-    >>> x, y = next(batches(permuted_mnist()[0], batch_size=10, steps=1000, seed=0))
-    >>> x.shape, y.shape
-    (torch.Size([10, 784]), torch.Size([10]))
+    >>> task = digits()[1]
+    >>> task.train[0].shape, task.test[0].shape, len(task.classes)
+    (torch.Size([1000, 196]), torch.Size([500, 196]), 2)
     """
-    x, y = task.train
-    if not 1 <= batch_size <= len(x):
-        raise ValueError(f"batch_size={batch_size}: task {task.id!r} has {len(x)} samples, give 1 to {len(x)}")
-    shuffle = _generator(seed, task.id, "order")
-    order = np.empty(0, dtype=np.int64)
-    for _ in range(steps):
-        if len(order) < batch_size:
-            order = np.concatenate([order, shuffle.permutation(len(x))])
-        chosen, order = torch.from_numpy(order[:batch_size]), order[batch_size:]
-        yield x[chosen], y[chosen]
+    if kind not in ("split", "permuted"):
+        raise ValueError(f"kind={kind!r} is unknown: give 'split' or 'permuted'")
+    if side not in (8, 14):
+        raise ValueError(f"side={side} pixels: give 8 or 14")
+    if tasks < 1 or (kind == "split" and tasks > 5):
+        raise ValueError(f"tasks={tasks}: give at least 1 and, with two of the ten digits in each, at most 5")
+    # The rarest two digits together are 9,000 of the training images and 1,850 of the test images.
+    if not (1 <= samples <= 9000 and 1 <= test_samples <= 1800):
+        expected = "give samples from 1 to 9000 and test_samples from 1 to 1800"
+        raise ValueError(f"samples={samples}, test_samples={test_samples}: {expected}")
+    order = generator(seed, "all", "classes").permutation(10)
 
+    def build(k: int) -> Task:
+        small = _small_mnist(side)
+        classes = tuple(sorted(order[2 * k : 2 * k + 2].tolist())) if kind == "split" else None
+        pixels = torch.arange(side**2)
+        if classes is None:
+            pixels = torch.from_numpy(generator(seed, k, "pixels").permutation(side**2))
 
-class _Lazy(Sequence[Task]):
-    """Tasks built when asked for: twenty tasks of MNIST would be 1.3 GB."""
+        def part(images: Tensor, labels: Tensor, count: int, purpose: str) -> tuple[Tensor, Tensor]:
+            drawn = torch.from_numpy(generator(seed, k, purpose).permutation(len(images)))
+            if classes is not None:
+                drawn = drawn[torch.isin(labels[drawn], torch.tensor(classes))]
+            return images[drawn[:count]][:, pixels], labels[drawn[:count]]
 
-    def __init__(self, build: Callable[[int], Task], ids: range) -> None:
-        self._build, self._ids = build, ids
+        train = part(small.train_images[:_TRAINING_IMAGES], small.train_labels, samples, "samples")
+        return Task(k, train, part(small.test_images, small.test_labels, test_samples, "test samples"), classes)
 
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
-        if isinstance(index, slice):
-            return _Lazy(self._build, self._ids[index])
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"task {index} of {len(self)}: tasks are counted from 0")
-        return self._build(self._ids[index])
-
-    def __iter__(self) -> Iterator[Task]:  # Sequence's own would take an IndexError inside build for the end
-        return map(self._build, self._ids)
+    return Lazy(build, range(tasks))
 
 
 def _mnist_task(k: int, source: npt.NDArray[np.int64], inside: npt.NDArray[np.bool_], seed: int, samples: int) -> Task:
@@ -139,7 +129,7 @@ def _mnist_task(k: int, source: npt.NDArray[np.int64], inside: npt.NDArray[np.bo
         pixels = images.flatten(1).numpy().take(source, axis=1) * inside
         return torch.from_numpy(pixels).float().div_(255)
 
-    drawn = torch.from_numpy(_generator(seed, k, "samples").permutation(_TRAINING_IMAGES)[:samples])
+    drawn = torch.from_numpy(generator(seed, k, "samples").permutation(_TRAINING_IMAGES)[:samples])
     train = inputs(digits.train_images[drawn]), digits.train_labels[drawn]
     return Task(k, train, (inputs(digits.test_images), digits.test_labels))
 
@@ -155,14 +145,23 @@ def _rotation(degrees: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.boo
     return np.where(inside, source_row * _SIDE + source_column, 0), inside
 
 
-def _generator(seed: int, task: int | str, purpose: str) -> np.random.RandomState:
-    """A RandomState, not the newer Generator: numpy promises never to change its numbers."""
-    digest = hashlib.sha256(f"{seed}/{task!r}/{purpose}".encode()).digest()
-    return np.random.RandomState(np.frombuffer(digest, "<u4"))
-
-
 def _check(tasks: int, samples: int) -> None:
     if tasks < 1:
         raise ValueError(f"tasks={tasks}: a stream has at least one task")
     if not 1 <= samples <= _TRAINING_IMAGES:
         raise ValueError(f"samples={samples}: each task draws 1 to {_TRAINING_IMAGES} of MNIST's training images")
+
+
+@cache
+def _small_mnist(side: int) -> MNIST:
+    """MNIST averaged over squares of pixels, flattened, from 0 to 1."""
+
+    def shrink(images: Tensor) -> Tensor:
+        # Digits lie within the inner 20 x 20 pixels, give or take: for 8 x 8, the outer two rows are left out.
+        inner = images if side == 14 else images[:, 2:-2, 2:-2]
+        square = inner.shape[1] // side
+        sums = inner.to(torch.int32).reshape(-1, side, square, side, square).sum((2, 4))
+        return sums.flatten(1).float().div_(255 * square**2)
+
+    digits = mnist()
+    return digits._replace(train_images=shrink(digits.train_images), test_images=shrink(digits.test_images))

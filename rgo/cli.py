@@ -1,0 +1,190 @@
+"""The command line: `rgo list | run | suite | report | data | doctor | demo`.
+
+Exit codes: 0 done, 1 some runs failed, 2 the command or its input is wrong, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from . import results
+from .benchmarks import BENCHMARKS
+from .experiment import Experiment, experiment
+from .methods import METHODS
+from .models import MODELS
+from .suite import run_all
+
+app = typer.Typer(
+    help="Continual learning experiments: every method and benchmark of the RGO paper.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+console, errors = Console(), Console(stderr=True)
+
+Out = Annotated[Path, typer.Option("--out", help="Folder of the results.")]
+Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, each in a process of its own.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
+Capture = Annotated[bool, typer.Option("--capture/--no-capture", help="On CUDA, capture the step in a graph.")]
+Every = Annotated[int, typer.Option("--checkpoint-every", min=1, help="Steps between checkpoints.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def _fail(message: object) -> typer.Exit:
+    errors.print(f"[red]{message}", highlight=False)
+    return typer.Exit(2)
+
+
+def _value(text: str) -> Any:
+    """A setting's value: TOML where it is (numbers, true, lists, quoted text), else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise _fail(f"--set {pair}: give name=value, for example --set lr=0.03")
+        settings[name] = _value(value)
+    return settings
+
+
+@app.command("list")
+def list_names(as_json: AsJson = False) -> None:
+    """The names of methods, benchmarks and models.
+
+    Example: rgo list --json
+    """
+    names = {"methods": list(METHODS), "benchmarks": list(BENCHMARKS), "models": list(MODELS)}
+    if as_json:
+        print(json.dumps(names))
+        return
+    for kind, each in names.items():
+        console.print(f"[bold]{kind}[/]: {', '.join(each)}", highlight=False)
+
+
+@app.command()
+def run(
+    benchmark: Annotated[str, typer.Argument(help="See `rgo list`.")],
+    method: Annotated[list[str], typer.Option("--method", "-m", help="See `rgo list`; may be given several times.")],
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="One seed.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="The seeds 0 to N-1.")] = 1,
+    tasks: Annotated[int | None, typer.Option("--tasks", min=1)] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Per task.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="A name, or package.module:function.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, name=value.")] = None,
+    out: Out = Path("results"),
+    jobs: Jobs = 1,
+    device: Device = "cpu",
+    capture: Capture = True,
+    checkpoint_every: Every = 500,
+    as_json: AsJson = False,
+) -> None:
+    """Run methods on a benchmark; finished runs are read, interrupted ones go on.
+
+    Example: rgo run permuted-mnist --method rgo --method sgd --seeds 5 --jobs 2
+    """
+    changes = {k: v for k, v in (("tasks", tasks), ("steps", steps), ("model", model)) if v is not None}
+    changes |= _settings(settings or [])
+    chosen = [seed] if seed is not None else range(seeds)
+    try:
+        experiments = [experiment(benchmark, m, s, **changes) for s in chosen for m in method]
+    except ValueError as error:
+        raise _fail(error) from None
+    _do(experiments, out, jobs, device, capture, checkpoint_every, as_json)
+
+
+@app.command()
+def suite(
+    file: Annotated[Path, typer.Argument(help="A TOML file of [[runs]].")],
+    out: Out = Path("results"),
+    jobs: Jobs = 1,
+    device: Device = "cpu",
+    capture: Capture = True,
+    checkpoint_every: Every = 500,
+    as_json: AsJson = False,
+) -> None:
+    """Every run of a suite that is missing. Stop it any time, start it again.
+
+    Example: rgo suite experiments/table1.toml --out experiments/results --jobs 2
+    """
+    try:
+        experiments = read_suite(file)
+    except (OSError, ValueError) as error:
+        raise _fail(error) from None
+    _do(experiments, out, jobs, device, capture, checkpoint_every, as_json)
+
+
+def read_suite(file: Path) -> list[Experiment]:
+    """The runs that a suite names, seed by seed, so that every cell gets its first seed first."""
+    runs = tomllib.loads(file.read_text()).get("runs", [])
+    if not runs:
+        raise ValueError(f"{file} holds no [[runs]]: give benchmark, methods and seeds for each")
+    named: list[tuple[int, Experiment]] = []
+    for number, entry in enumerate(runs, start=1):
+        unknown = entry.keys() - {"benchmark", "methods", "seeds", "model", "tasks", "steps", "set"}
+        missing = {"benchmark", "methods"} - entry.keys()
+        if unknown or missing:
+            wrong = f"unknown {sorted(unknown)}" if unknown else f"missing {sorted(missing)}"
+            raise ValueError(f"{file}, runs number {number}: {wrong}")
+        seeds = entry.get("seeds", 1)
+        changes = {k: entry[k] for k in ("model", "tasks", "steps") if k in entry} | entry.get("set", {})
+        for seed in range(seeds) if isinstance(seeds, int) else seeds:
+            named += [(seed, experiment(entry["benchmark"], m, seed, **changes)) for m in entry["methods"]]
+    return [e for _, e in sorted(named, key=lambda pair: pair[0])]
+
+
+def _do(
+    experiments: list[Experiment], out: Path, jobs: int, device: str, capture: bool, every: int, as_json: bool
+) -> None:
+    try:
+        failed = run_all(experiments, out, jobs=jobs, device=device, capture=capture, checkpoint_every=every)
+    except KeyboardInterrupt:
+        errors.print("Stopped. What is finished is kept and the rest has checkpoints: the same command goes on.")
+        raise typer.Exit(130) from None
+    except (OSError, ValueError) as error:
+        raise _fail(error) from None
+    done = [results.read(e.path(out)) for e in experiments if e.path(out).exists()]
+    if as_json:
+        print(json.dumps(results.table(done)))
+    else:
+        console.print(summary(done))
+    if failed:
+        raise typer.Exit(1)
+
+
+def summary(records: list[dict[str, Any]]) -> Table:
+    """ACC and BWT of each method, mean and standard deviation over its seeds."""
+    table = Table("benchmark", "method", "changed", "seeds", "ACC", "BWT", "seconds")
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in results.table(records):
+        changed = ", ".join(f"{k}={v}" for k, v in row["changed"].items())
+        groups.setdefault((row["benchmark"], row["method"], changed), []).append(row)
+    for (benchmark, method, changed), rows in groups.items():
+        seconds = sum(sum(v for k, v in row.items() if k.startswith("seconds_")) for row in rows) / len(rows)
+        cells = [results.spread([row[m] for row in rows]) for m in ("acc", "bwt")]
+        table.add_row(benchmark, method, changed, str(len(rows)), *cells, f"{seconds:.0f}")
+    return table
+
+
+def main() -> None:
+    """The entry point `rgo`."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""One run, one JSON file: what it holds, and how it is written and read.
+
+Format 2. Keys of a record: `format`, `benchmark`, `model`, `method`, `seed`; `settings`, everything the run depends
+on; `changed`, what of it departs from the protocol of the benchmark and the method (empty for a run of the paper's);
+`accuracy`, row k (counted from 1) with the test accuracy in percent of tasks 1 to k after task k; `train_accuracy`,
+`diagonal` and `final`; `loss`, per task the means over a hundred steps; `timing`, seconds per task of `train`,
+`end_task`, `evaluate`; `memory`, bytes the method keeps besides the models it answers with; `parameters`; `capacity`,
+parameters it answers with relative to the one model, in percent; `captured`; `environment`; `commit`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .metrics import average_accuracy, backward_transfer, forgetting, learning_accuracy
+
+FORMAT = 2
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """The file appears under its name only when it is whole; one line holds one key."""
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
+    _replace(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """One run's record; a file that is none is named."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no result of a run ({error}). Delete it and run again") from None
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        found = record.get("format") if isinstance(record, dict) else type(record).__name__
+        raise ValueError(f"{path} has format {found!r}, this version of rgo reads {FORMAT}")
+    return record
+
+
+def load(folder: Path | str) -> list[dict[str, Any]]:
+    """All runs below a folder, in the order of their paths, each with its `path`."""
+    return [{**read(path), "path": str(path)} for path in sorted(Path(folder).rglob("seed-*.json"))]
+
+
+def table(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per run with its metrics: a list of dicts, which pandas.DataFrame takes as it is."""
+    rows = []
+    for record in records:
+        matrix, train = record["accuracy"], record["train_accuracy"]["final"]
+        rows.append(
+            {
+                **{key: record[key] for key in ("benchmark", "model", "method", "seed", "changed")},
+                "acc": average_accuracy(matrix),
+                "bwt": backward_transfer(matrix),
+                "forgetting": forgetting(matrix),
+                "learning": learning_accuracy(matrix),
+                "train_acc": statistics.fmean(train),
+                "gap": statistics.fmean(train) - average_accuracy(matrix),
+                "memory": record["memory"],
+                "capacity": record["capacity"],
+                **{f"seconds_{part}": sum(values) for part, values in record["timing"].items()},
+            }
+        )
+    return rows
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """A checkpoint, whole or not at all."""
+    _replace(path, lambda file: torch.save(state, file))
+
+
+def restore(path: Path, settings: dict[str, Any], device: torch.device) -> dict[str, Any] | None:
+    """A checkpoint of a run with these settings; None where there is none, or none that can be read."""
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        why = str(error).partition("\n")[0].partition(". ")[0]
+        raise ValueError(f"the checkpoint {path} is damaged ({why}). Delete it to begin the run anew") from None
+    if state.get("settings") != settings:
+        raise ValueError(f"the checkpoint {path} belongs to a run with other settings. Delete it, or use another --out")
+    return state
+
+
+def environment(threads: int, device: torch.device) -> dict[str, Any]:
+    """What the run ran on."""
+    processor = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")  # where Linux, whose platform.processor() is empty, names it
+    if cpuinfo.exists():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        processor = names[0] if names else processor
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "processor": processor,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": threads,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def commit() -> str | None:
+    """The commit of the code at work, with `+changes` where files differ from it; None outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    edited = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "."], check=False).returncode
+    return head + ("+changes" if edited else "")
+
+
+def _replace(path: Path, fill: Any) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def spread(values: list[float]) -> str:
+    """Mean and standard deviation, as tables print them."""
+    text = f"{statistics.fmean(values):.2f}"
+    return text + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")

@@ -1,0 +1,321 @@
+"""The one training loop: a method meets the tasks of a benchmark, and what it could do then is written down.
+
+A run is a function of (benchmark, method, seed) and its settings. Killed at any moment it goes on from its last
+checkpoint and writes the result that an uninterrupted run would have written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import results
+from .benchmarks import BENCHMARKS, Task, order
+from .experiment import Experiment
+from .methods import make
+from .methods.method import Method
+from .models import load
+
+Report = Callable[[int, str], None]
+"""(steps done so far, how it goes): called now and then; may raise KeyboardInterrupt to stop the run"""
+
+EVALUATE, LEARN = 1000, 500  # samples at a time, testing and in end_task
+
+
+class BusyError(RuntimeError):
+    """Another process is at work on this run."""
+
+
+def run(
+    experiment: Experiment,
+    out: Path,
+    *,
+    device: str = "cpu",
+    capture: bool = True,
+    checkpoint_every: int = 500,
+    report: Report = lambda steps, line: None,
+    report_every: int = 100,
+) -> dict[str, Any]:
+    """Do one run, or finish it, and write its JSON file; a finished one is only read."""
+    path = experiment.path(out)
+    if path.exists():
+        return results.read(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.with_suffix(".lock")):
+        if path.exists():  # finished by whoever held the lock
+            return results.read(path)
+        record = _Run(experiment, path, torch.device(device), capture, checkpoint_every, report, report_every).finish()
+        results.write(path, record)
+        for rest in (_task_file(path), _step_file(path)):
+            rest.unlink(missing_ok=True)
+    path.with_suffix(".lock").unlink(missing_ok=True)
+    return record
+
+
+class _Run:
+    def __init__(
+        self,
+        experiment: Experiment,
+        path: Path,
+        device: torch.device,
+        capture: bool,
+        every: int,
+        report: Report,
+        report_every: int,
+    ) -> None:
+        self.experiment, self.path, self.device = experiment, path, device
+        self.every, self.report, self.report_every = every, report, report_every
+        torch.set_num_threads(experiment.settings["threads"])
+        settings = experiment.settings
+        self.tasks: Sequence[Task] = BENCHMARKS[experiment.benchmark](
+            tasks=settings["tasks"], seed=experiment.seed, **settings["benchmark_options"]
+        )
+        self.model = self._fresh(0).to(device)
+        self.method: Method = make(experiment, self.model, lambda k: self._fresh(k).to(device))
+        self.captured = capture and device.type == "cuda"
+        if device.type == "cuda":  # as convolutions have it by default; the curvature pass sums in float32
+            torch.set_float32_matmul_precision("high")
+        self.done: dict[str, Any] = {  # what the tasks finished so far have left
+            "accuracy": list[list[float]](),
+            "train_diagonal": list[float](),
+            "loss": list[list[float]](),
+            "timing": {"train": list[float](), "end_task": list[float](), "evaluate": list[float]()},
+        }
+        self.begun = 0  # steps of the task in training that a checkpoint holds
+
+    def _fresh(self, k: int) -> nn.Module:
+        settings = self.experiment.settings
+        seed = self.experiment.seed + 1000 * k
+        return load(settings["model"], seed=seed, **settings["model_options"])
+
+    def finish(self) -> dict[str, Any]:
+        """The loop: train, take in what must be remembered, answer for all tasks so far."""
+        torch.manual_seed(self.experiment.seed)  # dropout, where a model has it
+        first = self._resume()
+        for k in range(first, len(self.tasks)):
+            task = _on(self.tasks[k], self.device)
+            if k > first or not self.begun:
+                self.method.begin_task(task, self.experiment.settings["steps"], self.experiment.seed)
+            self.model.train()
+            with self._timed("train"):
+                losses = self._train(task, k)
+            self.model.eval()
+            with self._timed("end_task"):
+                self.method.end_task(task, _parts(task.train, LEARN))
+            with self._timed("evaluate"):
+                row = [self._accuracy(self.tasks[j] if j != k else task) for j in range(k + 1)]
+            self.done["accuracy"].append(row)
+            self.done["train_diagonal"].append(self._accuracy(task, train=True))
+            self.done["loss"].append([round(statistics.fmean(part), 5) for part in _hundreds(losses)])
+            self._save_task(k)
+            self.report((k + 1) * len(losses), f"task {k + 1}  ACC {statistics.fmean(row):.1f}")
+        return self._record()
+
+    def _record(self) -> dict[str, Any]:
+        e, parameters = self.experiment, sum(p.numel() for p in self.model.parameters())
+        own = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        final = [self._accuracy(task, train=True) for task in self.tasks]
+        kept = self.method.memory()
+        # Models count as capacity, what is only needed to go on training (H, P, samples) as memory.
+        models = len(self.tasks) if e.method == "stl" else 1
+        return {
+            "format": results.FORMAT,
+            "benchmark": e.benchmark,
+            "model": e.settings["model"],
+            "method": e.method,
+            "seed": e.seed,
+            "settings": e.settings,
+            "changed": e.changed,
+            "accuracy": self.done["accuracy"],
+            "train_accuracy": {"diagonal": self.done["train_diagonal"], "final": final},
+            "loss": self.done["loss"],
+            "timing": self.done["timing"],
+            "memory": kept - (models - 1) * own,
+            "parameters": parameters,
+            "capacity": 100 * models,
+            "captured": self.captured,
+            "environment": results.environment(e.settings["threads"], self.device),
+            "commit": results.commit(),
+        }
+
+    def _train(self, task: Task, k: int) -> list[float]:
+        settings = self.experiment.settings
+        steps = settings["steps"]
+        x, _ = task.train
+        rows = order(task.id, len(x), settings["batch_size"], steps, self.experiment.seed).to(self.device)
+        losses = torch.zeros(steps, device=self.device)
+        start, self.begun = self.begun, 0
+        if start:
+            losses[:start] = self.resumed_losses.to(self.device)
+        step = (_Captured if self.captured else _Eager)(self.method, task, rows, losses, start)
+        for i in range(start, steps):
+            step()
+            if (i + 1) % self.report_every == 0:
+                self.report(k * steps + i + 1, f"task {k + 1}")
+            if (i + 1) % self.every == 0 and i + 1 < steps:
+                self._save_step(k, i + 1, losses)
+        return losses.tolist()
+
+    def _accuracy(self, task: Task, train: bool = False) -> float:
+        x, y = task.train if train else task.test
+        right = torch.zeros((), dtype=torch.int64, device=self.device)
+        with torch.no_grad():
+            for part, true in _parts((x.to(self.device), y.to(self.device)), EVALUATE):
+                right += (self.method.predict(part, task).argmax(1) == true).sum()
+        return round(100 * int(right) / len(y), 2)
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------
+
+    def _save_task(self, k: int) -> None:
+        state = {
+            "settings": self.experiment.settings,
+            "task": k + 1,
+            "model": self.model.state_dict(),
+            "method": self.method.state_dict(),
+            "random": _random_state(self.device),
+            "done": self.done,
+        }
+        results.save(_task_file(self.path), state)
+        _step_file(self.path).unlink(missing_ok=True)
+
+    def _save_step(self, k: int, step: int, losses: Tensor) -> None:
+        state = {
+            "settings": self.experiment.settings,
+            "task": k,
+            "step": step,
+            "model": self.model.state_dict(),
+            "method": self.method.state_dict(inside=True),
+            "random": _random_state(self.device),
+            "loss": losses[:step].clone(),
+        }
+        results.save(_step_file(self.path), state)
+
+    def _resume(self) -> int:
+        """Go back to where a killed run was; returns the task to train."""
+        task, saved = 0, results.restore(_task_file(self.path), self.experiment.settings, self.device)
+        if saved is not None:
+            self.model.load_state_dict(saved["model"])
+            self.method.load_state_dict(saved["method"])
+            self.done, task = saved["done"], saved["task"]
+            _set_random_state(saved["random"], self.device)
+        inside = results.restore(_step_file(self.path), self.experiment.settings, self.device)
+        if inside is not None and inside["task"] == task and task < len(self.tasks):
+            here = _on(self.tasks[task], self.device)
+            self.method.begin_task(here, self.experiment.settings["steps"], self.experiment.seed)
+            self.model.load_state_dict(inside["model"])
+            self.method.load_state_dict(inside["method"], inside=True)
+            self.begun, self.resumed_losses = inside["step"], inside["loss"]
+            _set_random_state(inside["random"], self.device)
+        return task
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.done["timing"][what].append(round(time.perf_counter() - start, 3))
+
+
+class _Eager:
+    """One step after another."""
+
+    def __init__(self, method: Method, task: Task, rows: Tensor, losses: Tensor, start: int) -> None:
+        self.method, self.task, self.rows, self.losses, self.i = method, task, rows, losses, start
+
+    def __call__(self) -> None:
+        x, y = self.task.train
+        row = self.rows[self.i]
+        self.losses[self.i] = self.method.observe(x.index_select(0, row), y.index_select(0, row), self.task)
+        self.i += 1
+
+
+class _Captured:
+    """The step captured in a CUDA graph after a few eager ones; batches are read through an index tensor."""
+
+    WARM = 3
+
+    def __init__(self, method: Method, task: Task, rows: Tensor, losses: Tensor, start: int) -> None:
+        self.method, self.task, self.rows, self.losses = method, task, rows, losses
+        self.counter = torch.full((1,), start, dtype=torch.int64, device=rows.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.warm, self.side = 0, torch.cuda.Stream()
+
+    def _step(self) -> None:
+        x, y = self.task.train
+        row = self.rows.index_select(0, self.counter).view(-1)
+        loss = self.method.observe(x.index_select(0, row), y.index_select(0, row), self.task)
+        self.losses.index_copy_(0, self.counter, loss.view(1).to(self.losses.dtype))
+        self.counter.add_(1)
+
+    def __call__(self) -> None:
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.warm < self.WARM:
+            self.warm += 1
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
+                self._step()
+            torch.cuda.current_stream().wait_stream(self.side)
+        else:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self._step()
+            self.graph.replay()
+
+
+def _on(task: Task, device: torch.device) -> Task:
+    """The task with its data on the device."""
+    (a, b), (c, d) = task.train, task.test
+    return Task(task.id, (a.to(device), b.to(device)), (c.to(device), d.to(device)), task.classes)
+
+
+def _parts(data: tuple[Tensor, Tensor], size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    yield from zip(data[0].split(size), data[1].split(size))
+
+
+def _hundreds(values: list[float]) -> Iterator[list[float]]:
+    for i in range(0, len(values), 100):
+        yield values[i : i + 100]
+
+
+def _task_file(path: Path) -> Path:
+    return path.with_suffix(".task")
+
+
+def _step_file(path: Path) -> Path:
+    return path.with_suffix(".step")
+
+
+def _random_state(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _set_random_state(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0].cpu())
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1].cpu(), device)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process per run; the lock goes with the process, however it ends."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BusyError(f"another process is at work on {path.with_suffix('.json')}") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
