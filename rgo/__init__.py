@@ -1,4 +1,4 @@
-"""Continual learning for any PyTorch model: no replay, no growth, at nearly the price of plain SGD."""
+"""Continual learning for PyTorch models: no replay, no growth."""
 
 from .curvature import sampled
 from .encoding import permutation

@@ -7,7 +7,7 @@ keys stay as they are, and `detach` takes it off again.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from .collecting import Recorder
 from .encoding import Encoding, Index, TaskId, gather
 from .gradient import Covered, connect
-from .layers import LayerMatrix
 from .projection import Projection
-from .survey import Site, Survey, check_memory, is_skipped, survey, tie
+from .survey import Site, Survey, check_memory, is_skipped, join, survey, tie
 
 if TYPE_CHECKING:
     from .rgo import RGO
 
-FULL = 0.01  # share of free directions below which begin_task warns
+FULL = 0.02  # share of free directions below which begin_task warns
 
 
 class Wiring:
@@ -39,11 +38,11 @@ class Wiring:
     ) -> None:
         self.encoding, self.first, self.tasks, self.mixed = encoding, first, tuple(tasks), mixed
         self.recorder = recorder  # the curvature pass watches what the layers meet
-        self._found: dict[tuple[str, torch.device], Index | None] = {}
+        self._found: dict[tuple[Attached, torch.device], Index | None] = {}
 
     def index(self, site: Attached, device: torch.device) -> Index | None:
         """The permutation through which this layer reads; None is the identity."""
-        key = (site.name, device)
+        key = (site, device)
         if key not in self._found:
             self._found[key] = self._rows(site, device) if self.mixed else self._one(self.tasks[0], site, device)
         return self._found[key]
@@ -59,7 +58,8 @@ class Wiring:
         if all(order is None for order in orders.values()):
             return None
         with torch.inference_mode(False):
-            rows = [torch.arange(width) if (o := orders[task]) is None else o.forward for task in self.tasks]
+            identity = torch.arange(width, device="cpu")
+            rows = [identity if (o := orders[task]) is None else o.forward for task in self.tasks]
             return Index.of(torch.stack(rows), device)
 
 
@@ -74,7 +74,7 @@ class RowWiring(Wiring):
         self.slots = slots
 
     def index(self, site: Attached, device: torch.device) -> Index | None:
-        key = ("/".join(map(repr, self.tasks)), site.name, device)
+        key = (self.tasks, self.first, site.plain, device)
         if key not in site.tables:
             site.tables.clear()
             site.tables[key] = self._rows(site, device)
@@ -87,13 +87,12 @@ class RowWiring(Wiring):
 class Attached:
     """Stands in for one layer's `forward`: reads through the task's wiring, and lets gradients arrive projected."""
 
-    def __init__(self, learner: RGO, name: str, layer: nn.Module, matrix: LayerMatrix, covered: Covered) -> None:
-        self.learner, self.name, self.layer = learner, name, layer
-        self.matrix, self.covered = matrix, covered
+    def __init__(self, learner: RGO, found: Site, covered: Covered) -> None:
+        self.learner, self.name, self.path, self.layer = learner, found.name, found.path, found.layer
+        self.matrix, self.covered = found.matrix, covered
         self.raw: bool | None = None  # reads the model's raw input, which is never permuted; None: not known yet
         self.plain: frozenset[TaskId] = frozenset()  # tasks learned before this layer was covered
         self.rows = 0  # of the last training batch, for the summary
-        self._fast: dict[torch.Size, bool] = {}
         self.tables: dict[Any, Index | None] = {}  # of RowWiring
 
     def __call__(self, input: Tensor) -> Tensor:
@@ -123,7 +122,7 @@ class Attached:
         if not (learner.project and weight.requires_grad and torch.is_grad_enabled()):
             return matrix.forward(x, weight, bias)
         if (bias is not None and bias.requires_grad) != (covered.bias is not None) and not is_skipped(
-            f"{self.name}.bias", learner.skip
+            join(self.path, "bias"), learner.skip
         ):
             raise RuntimeError(
                 f"the bias of layer {self.name!r} was {'trained' if covered.bias is not None else 'frozen'} when its P "
@@ -131,6 +130,7 @@ class Attached:
             )
         if covered.transparent:
             return matrix.forward(x, weight, bias)
+        covered.look_again()
         if covered.projection.device != weight.device:  # the model has been moved inside the task
             covered.projection = covered.projection.to(weight.device, covered.projection.dtype)
         own = weight is covered.weight
@@ -138,13 +138,8 @@ class Attached:
 
     def _is_fast(self, x: Tensor) -> bool:
         """Project the smaller factor: rows x d^2 multiplications against outputs x d^2."""
-        fast = self._fast.get(x.shape)
-        if fast is None:
-            self.rows = self.matrix.count(x)
-            fast = self.matrix.input_gradient is not None and self.rows < self.matrix.outputs
-            if len(self._fast) >= 64:
-                self._fast.clear()
-            self._fast[x.shape] = fast
+        self.rows = self.matrix.count(x)
+        fast = self.matrix.input_gradient is not None and self.rows < self.matrix.outputs
         if not fast or self.covered.projection.applied is None or self.covered.session is None:
             return False
         # Under autocast the general path leaves the choice of precision to torch.
@@ -154,10 +149,11 @@ class Attached:
         """Whether no parameter that is being trained lies behind `x`."""
         if not torch.is_grad_enabled() or weight is not self.covered.weight:
             raise RuntimeError(
-                f"whether layer {self.name!r} reads the model's raw input is not known yet: it is found at the first "
-                "forward with gradients enabled and the model's own parameters, and this one is none (torch.no_grad, "
-                "functional_call, activation checkpointing with use_reentrant=True). Train a step first, or name all "
-                f"layers that read it: RGO(model, raw=({self.name!r},))"
+                "which layers read the model's raw input is not known yet: that is seen at the first forward with "
+                "gradients enabled and the model's own parameters. This forward has none (torch.no_grad, "
+                "functional_call, activation checkpointing with use_reentrant=True), and layer "
+                f"{self.name!r} needs to know. Train a step first, or name the layers that are fed the raw input: "
+                'RGO(model, raw=["name of the first layer"])'
             )
         trained = self.learner._trained
         if id(x) in trained:
@@ -187,35 +183,67 @@ class Attached:
         return getattr, (self.layer, "forward")
 
 
-def bring_up_to_date(learner: RGO) -> None:
-    """Walk the model: attach to layers that are new, unfrozen or replaced, let go of those that are gone."""
-    found = survey(learner.model, learner.skip)
-    attached = {id(site.layer): site for site in learner._sites.values()}
+def bring_up_to_date(learner: RGO, thawed: Collection[str] = ()) -> None:
+    """Walk the model: attach to layers that are new, unfrozen or replaced.
+
+    Layers that are gone for now (a head swapped for another task's) stay attached and keep their P. `thawed` names
+    layers to attach to although they are frozen, because a state has them.
+    """
+    found = survey(learner.model, learner.skip, thawed)
+    attached = {id(site.layer): site for site in (*learner._absent, *learner._sites.values())}
     sites: dict[str, Attached] = {}
+    owners: dict[Covered, str] = {}
     for group in tie(found.sites):
-        known = [attached[id(s.layer)].covered for s in group if id(s.layer) in attached]
-        covered = known[0] if known else _cover(learner, group[0])
-        if (covered.bias is None) != (group[0].bias is None):
+        known = dict.fromkeys(attached[id(s.layer)].covered for s in group if id(s.layer) in attached)
+        covered = next(iter(known), None) or _cover(learner, group[0])
+        if len(known) > 1 or covered in owners:
+            other = owners.get(covered, group[-1].name)
             raise RuntimeError(
-                f"the bias of layer {covered.name!r} was {'frozen' if covered.bias is None else 'trained'} when its P "
-                "was made and is not now. Freeze or unfreeze before attaching, or detach and attach anew"
+                f"layers {group[0].name!r} and {other!r} were {'tied' if covered in owners else 'separate weights'} "
+                "when their P was made and are not now. Keep weights tied or untied for good, or detach and attach anew"
             )
+        owners[covered] = group[0].name
+        _check_same(covered, group[0])
+        covered.name, covered.matrix = group[0].name, group[0].matrix
         covered.weight, covered.bias = group[0].weight, group[0].bias
         for s in group:
             site = sites[s.name] = attached.get(id(s.layer)) or _attach(learner, s, covered)
-            site.covered = covered
+            held = s.layer.__dict__.get("forward", site)
+            if held is not site and id(s.layer) in attached:
+                raise RuntimeError(
+                    f"the forward of layer {s.name!r} has been replaced by {held!r} since RGO was attached. Undo "
+                    "that, or wrap the layer in a module of its own"
+                )
+            site.name, site.path, site.matrix, site.covered = s.name, s.path, s.matrix, covered
     for name, site in learner._sites.items():
-        if name in found.frozen:  # P stays for the tasks that know the layer
+        if name in found.frozen and name not in sites:  # P stays for the tasks that know the layer
             sites[name] = site
     if learner.project:
         check_memory({s.covered for s in sites.values() if s.covered.projection.applied is None})
         _warn_of_gaps(learner, sites, found)
-    for site in learner._sites.values():
-        if site not in sites.values():
-            site.layer.__dict__.pop("forward", None)
-    for site in sites.values():
+    present = set(sites.values())
+    for site in present:
         site.layer.__dict__["forward"] = site
+    learner._absent = [site for site in attached.values() if site not in present]
     learner._sites, learner._survey = sites, found
+    for module in learner.model.modules():
+        if module not in learner._handles:
+            learner._handles.update(disable_fused_path(module))
+
+
+def _check_same(covered: Covered, site: Site) -> None:
+    """What P was made for must still be what the layer is."""
+    old, new = covered.matrix, site.matrix
+    if (old.groups, old.inputs, old.outputs) != (new.groups, new.inputs, new.outputs):
+        raise RuntimeError(
+            f"layer {site.name!r} was {covered.shape} when its P was made and is {new.outputs} x {new.inputs} now. Put "
+            "a new module in its place instead of changing the old one"
+        )
+    if (covered.bias is None) != (site.bias is None):
+        raise RuntimeError(
+            f"the bias of layer {site.name!r} was {'frozen' if covered.bias is None else 'trained'} when its P was "
+            "made and is not now. Freeze or unfreeze before attaching, or detach and attach anew"
+        )
 
 
 def _cover(learner: RGO, site: Site) -> Covered:
@@ -243,15 +271,16 @@ def _attach(learner: RGO, found: Site, covered: Covered) -> Attached:
         raise RuntimeError(
             f"layer {found.name!r} already has a forward of its own"
             + (
-                ": another RGO is attached to this model. Call its detach() first"
+                ": another RGO is attached to this model. Call its detach() first (it is layer.forward.learner)"
                 if isinstance(other, Attached)
                 else f" ({other!r}). Undo that, or give skip=({found.name!r},)"
             )
         )
-    site = Attached(learner, found.name, found.layer, found.matrix, covered)
-    site.plain = frozenset(learner._tasks)
+    site = Attached(learner, found, covered)
+    # Tasks that know the layer unencoded: all so far, and the one in training, which began without RGO on it.
+    site.plain = frozenset(learner._tasks if learner._active is None else (*learner._tasks, learner._active))
     if learner.raw is not None:
-        site.raw = is_skipped(found.name, learner.raw)
+        site.raw = is_skipped(found.path, learner.raw)
     return site
 
 
@@ -259,11 +288,15 @@ def _warn_of_gaps(learner: RGO, sites: dict[str, Attached], found: Survey) -> No
     """Name, once, what is trained from now on without (full) protection."""
     before = {site.covered for site in learner._sites.values() if site.name not in learner._survey.frozen}
     for covered in dict.fromkeys(site.covered for site in sites.values() if site.name not in found.frozen):
-        if covered.unseen and covered not in before:
+        if covered in before:
+            continue
+        late = learner._active is not None
+        if covered.unseen or late:
+            tasks = ", ".join(map(repr, covered.unseen)) or "so far"
             warnings.warn(
-                f"layer {covered.name!r} is trained from now on; what the tasks "
-                f"{', '.join(map(repr, covered.unseen))} made of it is not protected, because it was added, replaced "
-                "or frozen when they were learned",
+                f"layer {covered.name!r} is trained from now on; what the tasks {tasks} made of it is not protected, "
+                "because it was added, replaced or frozen when they were learned"
+                + (f". In task {learner._active!r} it was trained without RGO until now" if late else ""),
                 UserWarning,
                 stacklevel=4,
             )
@@ -293,18 +326,16 @@ def warn_when_full(layers: Sequence[Covered]) -> None:
             )
 
 
-def disable_fused_paths(model: nn.Module) -> list[Any]:
+def disable_fused_path(module: nn.Module) -> dict[nn.Module, Any]:
     """nn.TransformerEncoderLayer's fused inference path never calls its layers; a hook makes torch leave it.
 
-    Returns handles whose `remove()` puts everything back.
+    Returns a handle whose `remove()` puts everything back, for a module that needs one.
     """
-    handles: list[Any] = []
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer):
-            handles.append(module.register_forward_pre_hook(lambda module, args: None))
-        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
-            handles.append(_Restore(module))
-    return handles
+    if isinstance(module, nn.TransformerEncoderLayer):
+        return {module: module.register_forward_pre_hook(lambda module, args: None)}
+    if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
+        return {module: _Restore(module)}
+    return {}
 
 
 class _Restore:

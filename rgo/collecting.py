@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from .curvature import LABELLED, RULES, Extractors, Rule, active_classes
+from .curvature import LABELLED, RULES, Extractors, Rule, check_outputs, checked_labels, class_mask
 from .gradient import Covered
 from .layers import LayerMatrix
 from .projection import CurvatureSum, Projection, Recursion
@@ -31,12 +31,15 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Covered, LayerMatrix, Tensor, Any]] = []
+        self.blind: set[Covered] = set()  # met where gradients are off, so nothing can be known of them
 
     def meet(self, covered: Covered, matrix: LayerMatrix, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = matrix.forward(x, weight, bias)
-        if weight.requires_grad and y.requires_grad:
-            # An edge, not the tensor: an in-place activation may be about to overwrite y.
-            self.calls.append((covered, matrix, x.detach(), get_gradient_edge(y)))
+        if weight.requires_grad:
+            if y.requires_grad:  # An edge, not the tensor: an in-place activation may be about to overwrite y.
+                self.calls.append((covered, matrix, x.detach(), get_gradient_edge(y)))
+            else:
+                self.blind.add(covered)
         return y
 
 
@@ -44,61 +47,73 @@ class Recorder:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, gradients on, autocast off; afterwards the model and the generators are as they were."""
     training = [(m, m.training) for m in model.modules()]
-    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+    buffers = [
+        (m, name, b, None if b is None else b.clone()) for m in model.modules() for name, b in m._buffers.items()
+    ]
     hooked = [(p, p._backward_hooks) for p in model.parameters() if p._backward_hooks]
     devices = {t.device for t in (*model.parameters(), *model.buffers())}
     cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
     precision = torch.get_float32_matmul_precision()
-    with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
-        stack = [torch.autocast(d, enabled=False) for d in sorted({d.type for d in devices} | {"cpu"})]
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=cuda))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in sorted({d.type for d in devices} | {"cpu"}):
+            stack.enter_context(torch.autocast(kind, enabled=False))
         try:
             model.eval()
             for p, _ in hooked:
                 p._backward_hooks = None  # hooks on a parameter are for training's gradients, not for these
             torch.set_float32_matmul_precision("highest")  # H is summed in float32 or better
-            for context in stack:
-                context.__enter__()
             yield
         finally:
-            for context in reversed(stack):
-                context.__exit__(None, None, None)
             torch.set_float32_matmul_precision(precision)
             for p, hooks in hooked:
                 p._backward_hooks = hooks
             for module, mode in training:
                 module.training = mode
             for module, name, buffer, value in buffers:
-                with torch.no_grad():
-                    buffer.copy_(value)
+                if buffer is not None and value is not None and not torch.equal(buffer, value):
+                    with torch.no_grad():
+                        buffer.copy_(value)
                 module._buffers[name] = buffer
 
 
-def merged(batches: Iterable[Any]) -> Iterator[Any]:
-    """Join small (x, y) batches of one shape: the pass runs in hundreds of samples, whatever the loader's size."""
+def merged(batches: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Join small (x, y) batches of one shape: the pass runs in hundreds of samples, whatever the loader's size.
+
+    Each comes with the numbers of the batches it is made of, for errors.
+    """
     held: list[tuple[Tensor, Tensor]] = []
-
-    def flush() -> Iterator[Any]:
-        if held:
-            yield (held[0] if len(held) == 1 else (torch.cat([x for x, _ in held]), torch.cat([y for _, y in held])))
-            held.clear()
-
-    for batch in batches:
+    first = size = 0
+    kind: Any = None
+    for number, batch in enumerate(batches):
         pair = isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)
-        if not pair or batch[0].dim() == 0 or batch[1].dim() == 0 or len(batch[0]) != len(batch[1]):
-            yield from flush()
-            yield batch
+        joins = pair and batch[0].dim() > 0 and batch[1].dim() > 0 and len(batch[0]) == len(batch[1])
+        this = [(t.shape[1:], t.dtype, t.device) for t in batch] if joins else None
+        total = size + len(batch[0]) if joins else 0
+        fits = (
+            joins and total <= MERGE_SAMPLES and total * batch[0][:1].numel() * batch[0].element_size() <= MERGE_BYTES
+        )
+        if held and not (fits and this == kind):
+            yield _joined(held, first)
+            held, size = [], 0
+        if not joins:
+            yield f"batch {number}", batch
             continue
-        x, y = batch
-        if held:
-            a, b = held[0]
-            same = all(
-                (s.shape[1:], s.dtype, s.device) == (t.shape[1:], t.dtype, t.device) for s, t in ((a, x), (b, y))
-            )
-            size = sum(len(s) for s, _ in held) + len(x)
-            if not same or size > MERGE_SAMPLES or size * x[:1].numel() * x.element_size() > MERGE_BYTES:
-                yield from flush()
-        held.append((x, y))
-    yield from flush()
+        if not held:
+            first, kind = number, this
+        held.append((batch[0], batch[1]))
+        size += len(batch[0])
+    if held:
+        yield _joined(held, first)
+
+
+def _joined(held: list[tuple[Tensor, Tensor]], first: int) -> tuple[str, Any]:
+    if len(held) == 1:
+        return f"batch {first}", held[0]
+    pair = torch.cat([x for x, _ in held]), torch.cat([y for _, y in held])
+    return f"one of the batches {first} to {first + len(held) - 1}", pair
 
 
 class Collector:
@@ -113,7 +128,14 @@ class Collector:
     def add(self, recorder: Recorder, outputs: Tensor, targets: Tensor, classes: Tensor) -> None:
         """One batch, whose forward `recorder` has watched."""
         calls, samples = recorder.calls, len(outputs)
-        if not calls:
+        if recorder.blind and self.rule is not None:
+            names = ", ".join(sorted(repr(c.name) for c in recorder.blind))
+            raise RuntimeError(
+                f"end_task met layer {names} without gradients (torch.no_grad or set_grad_enabled(self.training) in "
+                "the model's forward, reentrant checkpointing), so what the task needs of it cannot be known. Leave "
+                "gradients on in evaluation mode too, or freeze the layer"
+            )
+        if not calls and self.layers:
             raise RuntimeError(
                 "the forward of end_task met none of the covered layers: is it the attached model that it calls, "
                 "and not a copy of it?"
@@ -158,7 +180,7 @@ class Collector:
             return
         width = layer.projection.dim * layer.matrix.groups
         rows = sum(m.count(x) for m, x, _ in live) / samples
-        size = max(1, int(CHUNK_BYTES / (rows * width * live[0][1].element_size())))
+        size = max(1, int(CHUNK_BYTES / max(1, rows * width * live[0][1].element_size())))
         for start in range(0, samples, size):
             stop = min(start + size, samples)
             parts_x, parts_d = [], []
@@ -198,7 +220,7 @@ class Collector:
     def _add_inputs(self, layer: Covered, uses: list[Use]) -> None:
         """OWM: the inputs themselves, row by row."""
         for m, x, _ in uses:
-            size = max(1, int(CHUNK_BYTES / (m.count(x) / len(x) * layer.projection.dim * m.groups * 4)))
+            size = max(1, int(CHUNK_BYTES * len(x) / max(1, m.count(x) * layer.projection.dim * m.groups * 4)))
             for part in x.split(size):
                 X = m.rows(part)
                 if layer.bias is not None:
@@ -231,9 +253,10 @@ class Collector:
             for layer, G in self._weight_gradients((outputs[i] * column[i]).sum(), final):
                 if G is not None:
                     if self.extractors == "signed":
-                        G = G.mean(dim=1, keepdim=True) * G.shape[1] ** 0.5
-                    scale = 1.0 if self.extractors == "sum" else layer.matrix.outputs**-0.5
-                    self.sums[layer].add(G * scale)
+                        G = G.mean(dim=1, keepdim=True)
+                    elif self.extractors == "mean":
+                        G = G / layer.matrix.outputs**0.5
+                    self.sums[layer].add(G)
 
     def _mismatch(self, calls: list[tuple[Covered, LayerMatrix, Tensor, Any]], outputs: Tensor) -> str | None:
         """Does taking the leading dimension apart give each sample's own gradient? Asked of the first and the last.
@@ -289,11 +312,17 @@ def collect(learner: RGO, batches: Iterable[Any], classes: Any, forward: Forward
     task, seen, warned = learner._active, 0, False
     assert task is not None
     with undisturbed(learner.model):
-        for number, batch in enumerate(batches if forward is not None else merged(batches)):
-            recorder, where = Recorder(), f"batch {number} of end_task (task {task!r})"
+        numbered = merged(batches) if forward is None else ((f"batch {i}", b) for i, b in enumerate(batches))
+        mask: Tensor | None = None
+        for number, batch in numbered:
+            recorder, where = Recorder(), f"{number} of end_task (task {task!r})"
             with learner._recording(recorder):
                 outputs, targets = _run(learner.model, batch, where, forward)
-            mask = active_classes(outputs, targets, classes, labelled, where)
+            check_outputs(outputs, where)
+            if mask is None or len(mask) != outputs.shape[1]:
+                mask = class_mask(classes, outputs.shape[1], outputs.device)
+            if labelled:
+                targets = checked_labels(outputs, targets, mask, where)
             collector.add(recorder, outputs, targets, mask)
             seen += len(outputs)
             if collector.one_by_one is not None and not warned:
@@ -302,7 +331,7 @@ def collect(learner: RGO, batches: Iterable[Any], classes: Any, forward: Forward
                     f"the input of layer {collector.one_by_one!r} does not begin with the batch dimension (or its "
                     "samples meet each other): end_task goes one sample at a time, which is right and slow",
                     UserWarning,
-                    stacklevel=4,
+                    stacklevel=3,
                 )
     if seen == 0:
         raise ValueError(
@@ -325,10 +354,13 @@ def _run(model: nn.Module, batch: Any, where: str, forward: Forward | None) -> t
             raise TypeError(f"{where}: forward must return (outputs, targets), got {type(result).__name__}")
         return result[0], result[1]
     if not (isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)):
-        kind = type(batch).__name__ + (f" of length {len(batch)}" if isinstance(batch, tuple | list) else "")
+        kind = type(batch).__name__
+        if isinstance(batch, tuple | list):
+            kind += f" of {', '.join(type(part).__name__ for part in batch)}"
+        hint = " (a single batch goes in a list: [(x, y)])" if isinstance(batch, Tensor) else ""
         raise TypeError(
-            f"{where} is a {kind}, expected a pair (x, y) of tensors. For other batches give forward=, a function "
-            "batch -> (outputs, targets) that calls the model"
+            f"{where} is a {kind}, expected a pair (x, y) of tensors{hint}. For other batches give forward=, a "
+            "function batch -> (outputs, targets) that calls the model"
         )
     device = next((p.device for p in model.parameters()), batch[0].device)
     return model(batch[0].to(device)), batch[1].to(device)

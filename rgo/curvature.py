@@ -69,10 +69,11 @@ def sampled(loss: Callable[[Tensor, Tensor], Tensor], sample: Callable[[Tensor],
     `loss(outputs, targets)` gives one number per sample or their sum; `sample(outputs)` draws targets from the
     distribution whose negative log-likelihood the loss is. The outer products then average to l''.
 
-    >>> import torch, rgo
-    >>> poisson = rgo.sampled(
-    ...     loss=lambda f, t: (f.exp() - t * f).sum(), sample=lambda f: torch.poisson(f.exp()))
-    >>> learner = rgo.RGO(torch.nn.Linear(4, 1), curvature=poisson)
+    Examples:
+        >>> import torch, rgo
+        >>> poisson = rgo.sampled(
+        ...     loss=lambda f, t: (f.exp() - t * f).sum(), sample=lambda f: torch.poisson(f.exp()))
+        >>> learner = rgo.RGO(torch.nn.Linear(4, 1), curvature=poisson)
     """
 
     def rule(outputs: Tensor, targets: Tensor, classes: Tensor) -> Iterable[Tensor]:
@@ -97,8 +98,8 @@ LABELLED = ("true-class", "logit", "softmax", "sampled")
 EXTRACTORS: tuple[Extractors, ...] = ("mean", "sum", "signed", "rows")
 
 
-def active_classes(outputs: Tensor, targets: Any, classes: Any, labelled: bool, where: str) -> Tensor:
-    """The active classes as a mask, once outputs and targets have been found sound; `where` is for errors."""
+def check_outputs(outputs: Any, where: str) -> None:
+    """The outputs of a batch must be (samples, classes) and finite; `where` is for errors."""
     if not isinstance(outputs, Tensor) or outputs.dim() != 2:
         found = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
         raise ValueError(
@@ -112,34 +113,40 @@ def active_classes(outputs: Tensor, targets: Any, classes: Any, labelled: bool, 
             f"{where}: the outputs are not finite, so training has diverged. P is as it was; go back to weights that "
             "work, lower the learning rate, and call end_task again"
         )
-    C = outputs.shape[1]
-    mask = _class_mask(classes, C, outputs.device)
-    if not labelled:
-        return mask
-    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.shape != outputs.shape[:1]:
-        found = (
-            f"{targets.dtype} of shape {tuple(targets.shape)}"
-            if isinstance(targets, Tensor)
-            else type(targets).__name__
-        )
+
+
+def checked_labels(outputs: Tensor, given: Any, mask: Tensor, where: str) -> Tensor:
+    """Class labels as int64, once they have been found sound."""
+    number = isinstance(given, Tensor) and not given.is_floating_point() and given.dtype != torch.bool
+    if not number or given.shape != outputs.shape[:1]:
+        found = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
         raise ValueError(
             f"{where}: labels must be integers of shape ({len(outputs)},), one per sample, got {found}. For other "
-            'targets choose curvature="squared-error" or rgo.sampled(...)'
+            'targets attach with curvature="squared-error" or rgo.sampled(...) (the task need not be trained again: '
+            "detach, attach, begin_task, end_task)"
         )
-    low, high = int(targets.min()), int(targets.max())
+    targets: Tensor = given.long()
+    low, high, C = int(targets.min()), int(targets.max()), outputs.shape[1]
     if low < 0 or high >= C:
-        raise ValueError(f"{where}: labels lie in {low}..{high}, but the model has {C} outputs: 0..{C - 1}")
+        hint = ". Drop samples without a label (-100) first" if low == -100 else ""
+        hint = '. For a single logit use two outputs, or attach with curvature="squared-error"' if C == 1 else hint
+        raise ValueError(f"{where}: labels lie in {low}..{high}, but the model has {C} outputs: 0..{C - 1}{hint}")
     outside = sorted(set(targets[~mask[targets]].tolist()))
     if outside:
+        active = mask.nonzero().flatten().tolist()
         raise ValueError(
-            f"{where}: labels {outside[:5]} are not among classes= ({mask.nonzero().flatten().tolist()[:10]} ...)"
+            f"{where}: labels {outside[:5]} are not among classes= {active[:10]}{' ...' if len(active) > 10 else ''}. "
+            "Labels count all of the model's outputs"
         )
-    return mask
+    return targets
 
 
-def _class_mask(classes: Any, C: int, device: torch.device) -> Tensor:
+def class_mask(classes: Any, C: int, device: torch.device) -> Tensor:
+    """What `classes=` selects of C outputs, as booleans (C,)."""
     if classes is None:
         return torch.ones(C, dtype=torch.bool, device=device)
+    if not isinstance(classes, Iterable):
+        raise ValueError(f"classes= is a mask of {C} booleans or a list of output indices, got {classes!r}")
     given = classes if isinstance(classes, Tensor) else torch.as_tensor(list(classes))
     if given.dtype == torch.bool:
         _require(given.shape == (C,), f"classes= as a mask has shape ({C},), got {tuple(given.shape)}")

@@ -19,18 +19,19 @@ from .projection import Projection
 
 
 class Guard:
-    """Compares, at a task's first backward, what reaches a parameter with what its projections returned.
+    """Compares, at a task's first backward passes and now and then later, what reaches a parameter with what its
+    projections returned.
 
     A penalty in the loss, a use of the weight outside its layer or a fused path adds a gradient that was never
     projected. With one use of the weight the gradient that arrives must be the very tensor that was returned; this
-    costs no wait for the host and is settled at once. Otherwise (several uses are added up by the engine; a penalty
-    such as EWC's has a zero gradient at first) the values are compared, up to rounding, over some backward passes.
+    costs no wait for the host. Otherwise (several uses are added up by the engine; a penalty such as EWC's has a zero
+    gradient at first) the values are compared, up to rounding.
     """
 
-    PASSES = 10  # comparisons by value before a weight is trusted
+    FIRST, LATER, EVERY = 10, 2, 100  # passes watched at a task's start, and after every hundred forwards
 
-    def __init__(self, name: str, parameter: nn.Parameter) -> None:
-        self.name, self.left = name, self.PASSES
+    def __init__(self, name: str, parameter: nn.Parameter, passes: int) -> None:
+        self.name, self.left = name, passes
         self.parts: list[Tensor] = []  # what projections returned in the backward pass `graph`
         self.graph = -1
         self.handle: Any = parameter.register_hook(self._arrived)
@@ -59,8 +60,10 @@ class Guard:
     def _arrived(self, grad: Tensor) -> None:
         parts = self.parts if self.graph == torch._C._current_graph_task_id() else []
         self.parts = []
-        if len(parts) == 1 and grad is parts[0]:
+        self.left -= 1
+        if self.left <= 0:
             self.disarm()
+        if len(parts) == 1 and grad is parts[0]:
             return
         if grad.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # comparing values would wait for the host; the guard stays armed for the next eager backward
@@ -71,13 +74,11 @@ class Guard:
         if bool(((grad - total).abs() > rounding).any()):
             raise RuntimeError(
                 f"a gradient reached {self.name!r} without passing through its layer, so it was not projected and "
-                "would make the model forget. Causes: a penalty on the weights in the loss (L2, EWC: use the "
-                "optimizer or drop it), a use of the weight outside its layer (F.linear(x, layer.weight)), a fused "
-                f"kernel. Remove it, or give skip=({self.name.rsplit('.', 1)[0]!r},) to leave the layer unprotected"
+                "would make the model forget. Causes: a penalty on the weights in the loss (L2, EWC), a use of the "
+                "weight outside its layer (F.linear(x, layer.weight)), a fused kernel, a parameter frozen or replaced "
+                f"inside the task. Remove it, or attach with skip=({self.name.rsplit('.', 1)[0]!r},) to leave the "
+                "layer unprotected"
             )
-        self.left -= 1
-        if self.left == 0:
-            self.disarm()
 
 
 class Covered:
@@ -92,7 +93,7 @@ class Covered:
         self.projection: Projection
         self.session: int | None = None  # counts begin_task; None between tasks
         self.guards: list[Guard] = []
-        self.differentiated = False  # inside a backward that takes a gradient itself, to be recorded by that backward
+        self.forwards = 0  # training forwards, at whose hundreds the guards look again
         self.unseen: list[TaskId] = []  # tasks learned while it was frozen or not there: not in its P
 
     @property
@@ -101,12 +102,18 @@ class Covered:
         m = self.matrix
         return f"{m.outputs} x {m.inputs}" + (f" x {m.groups} groups" if m.groups > 1 else "")
 
-    def arm(self) -> None:
-        """Watch this task's first backward."""
+    def arm(self, passes: int = Guard.FIRST) -> None:
+        """Watch the next backward passes."""
         self.disarm()
-        self.guards = [Guard(f"{self.name}.weight", self.weight)]
+        self.guards = [Guard(f"{self.name}.weight", self.weight, passes)]
         if self.bias is not None:
-            self.guards.append(Guard(f"{self.name}.bias", self.bias))
+            self.guards.append(Guard(f"{self.name}.bias", self.bias, passes))
+
+    def look_again(self) -> None:
+        """Counts a training forward: a penalty may join the loss long after the task's start."""
+        self.forwards += 1
+        if self.forwards % Guard.EVERY == 0 and self.session is not None and self.weight.requires_grad:
+            self.arm(Guard.LATER)
 
     def disarm(self) -> None:
         for guard in self.guards:
@@ -134,19 +141,17 @@ class Covered:
 
     def record(self, weight: Tensor | None, bias: Tensor | None) -> None:
         """Tell the guards what a projection returned."""
-        if not self.differentiated:
-            for guard, grad in zip(self.guards, (weight, bias)):
-                if guard.armed and grad is not None:
-                    guard.returned(grad)
+        for guard, grad in zip(self.guards, (weight, bias)):
+            if guard.armed and grad is not None:
+                guard.returned(grad)
 
     def project(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """[G_W, g_b] c P in the layouts of the parameters (Algorithm 1, line 5)."""
         applied = self.projection.applied
         if applied is not None:
             m, dtype = self.matrix, self.projection.dtype
-            W = m.to_matrix(weight).to(dtype)
-            b = None if bias is None else bias.reshape(m.groups, m.outputs).to(dtype)
-            W, b = applied.gradient(W, b)
+            column = None if bias is None else bias.reshape(m.groups, m.outputs, 1).to(dtype)
+            W, b = applied.times(m.to_matrix(weight).to(dtype), column)
             weight = m.to_weight(W, weight).to(weight.dtype)
             bias = None if b is None or bias is None else b.reshape(bias.shape).to(bias.dtype)
         return weight, bias
@@ -158,18 +163,13 @@ class Covered:
         applied = self.projection.applied
         assert applied is not None
         dtype = self.projection.dtype
-        rows, deltas = matrix.rows(x).to(dtype), matrix.deltas(delta)
-        px, pb = applied.rows(rows)
-        px = px.to(delta.dtype)
-        if px.shape[1] == 1:
-            W = (deltas.squeeze(1).t() @ px.squeeze(1)).unsqueeze(0)
-        else:
-            W = torch.einsum("rgo,rgn->gon", deltas, px)
-        weight = matrix.to_weight(W, weight)
-        if bias is not None and pb is not None:
-            bias = torch.einsum("rgo,rg->go", deltas, pb.to(delta.dtype)).reshape(bias.shape)
-        elif bias is not None:  # left to plain training by skip=
-            bias = deltas.sum(0).reshape(bias.shape)
+        rows = matrix.rows(x).transpose(0, 1).to(dtype)  # (g, rows, n)
+        deltas = matrix.deltas(delta).permute(1, 2, 0)  # (g, o, rows)
+        W, b = applied.times(rows, 1.0)
+        weight = matrix.to_weight(deltas @ W.to(delta.dtype), weight)
+        if bias is not None:  # without a column in P it is left to plain training by skip=
+            db = deltas.sum(2) if b is None else deltas @ b.to(delta.dtype)
+            bias = db.reshape(bias.shape)
         return weight, bias
 
 
@@ -214,27 +214,25 @@ class ProjectedMap(torch.autograd.Function):
         matrix, covered = ctx.matrix, ctx.covered
         need_x, need_w, need_b = ctx.needs_input_grad[:3]
         dx = dw = db = None
-        if torch.is_grad_enabled():  # create_graph: what is differentiated again must pass the projection again
-            # Aliases: hooks of the user and of the guard belong to the outer backward, once.
-            x, weight = x.view_as(x), weight.view_as(weight)
-            bias = None if bias is None else bias.view_as(bias)
-            y = connect(covered, matrix, x, weight, bias, fast=False, session=ctx.session, own=ctx.own)
-            inputs = [t for t, need in zip((x, weight, bias), (need_x, need_w, need_b)) if need]
-            covered.differentiated = True
-            try:
-                grads = iter(torch.autograd.grad(y, inputs, delta, create_graph=True))
-            finally:
-                covered.differentiated = False
-            dx, dw, db = (next(grads) if need else None for need in (need_x, need_w, need_b))
-        else:
-            if need_x:
-                dx = matrix.input_gradient(delta, x, weight)
-            if need_w:
-                covered.check_session(ctx.session)
-                dw, db = covered.project_rows(matrix, x, delta, weight, bias if need_b else None)
+        if need_x:
+            if torch.is_grad_enabled():  # create_graph: what goes from here to the weight has to be projected too
+                weight, _ = paired(covered, weight, bias, ctx.session, ctx.own)
+            dx = matrix.input_gradient(delta, x, weight)
+        if need_w:
+            covered.check_session(ctx.session)
+            dw, db = covered.project_rows(matrix, x, delta, weight, bias if need_b else None)
         if ctx.own:
             covered.record(dw, db)
         return dx, dw, db, None, None, None, None
+
+
+def paired(
+    covered: Covered, weight: Tensor, bias: Tensor | None, session: int | None, own: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The parameters as the layer is to use them, so that their gradients arrive projected."""
+    if covered.bias is None:  # P has no column for it: there is none, it is frozen, or skip= names it
+        return ProjectPair.apply(weight, None, covered, session, own)[0], bias  # type: ignore[no-untyped-call]
+    return ProjectPair.apply(weight, bias, covered, session, own)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def connect(
@@ -252,8 +250,6 @@ def connect(
 
     `own`: they are the model's parameters, not others put in their place (torch.func.functional_call).
     """
-    outside = covered.bias is None  # a frozen bias has no column in P and needs no gradient
     if fast:
         return ProjectedMap.apply(x, weight, bias, matrix, covered, session, own)  # type: ignore[no-any-return,no-untyped-call]
-    W, b = ProjectPair.apply(weight, None if outside else bias, covered, session, own)  # type: ignore[no-untyped-call]
-    return matrix.forward(x, W, bias if outside else b)
+    return matrix.forward(x, *paired(covered, weight, bias, session, own))

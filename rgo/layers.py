@@ -21,10 +21,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 
-def _rows_of(width: int) -> Callable[[Tensor], int]:
-    return lambda x: x.numel() // width
-
-
 @dataclass(frozen=True)
 class LayerMatrix:
     """A layer as `groups` matrices of shape (outputs, inputs), each meeting rows of its own.
@@ -78,19 +74,20 @@ def register(kind: type[nn.Module]) -> Callable[[D], D]:
     The module must have a parameter `weight` and may have a parameter `bias` (one number per output); it is
     called with one tensor. Subclasses with a forward of their own are other types and need their own entry.
 
-    >>> import torch, rgo
-    >>> class Doubled(torch.nn.Linear):
-    ...     def forward(self, x):
-    ...         return 2 * super().forward(x)
-    >>> @rgo.register(Doubled)
-    ... def doubled(layer):
-    ...     n, o = layer.in_features, layer.out_features
-    ...     return rgo.LayerMatrix(
-    ...         groups=1, inputs=n, outputs=o, width=n, axis=-1, count=lambda x: x.numel() // n,
-    ...         forward=lambda x, w, b: 2 * torch.nn.functional.linear(x, w, b),
-    ...         rows=lambda x: 2 * x.reshape(-1, 1, n), deltas=lambda d: d.reshape(-1, 1, o))
-    >>> rgo.RGO(torch.nn.Sequential(Doubled(3, 2, bias=False))).summary().covered[0].name
-    '0'
+    Examples:
+        >>> import torch, rgo
+        >>> class Doubled(torch.nn.Linear):
+        ...     def forward(self, x):
+        ...         return 2 * super().forward(x)
+        >>> @rgo.register(Doubled)
+        ... def doubled(layer):
+        ...     n, o = layer.in_features, layer.out_features
+        ...     return rgo.LayerMatrix(
+        ...         groups=1, inputs=n, outputs=o, width=n, axis=-1, count=lambda x: x.numel() // n,
+        ...         forward=lambda x, w, b: 2 * torch.nn.functional.linear(x, w, b),
+        ...         rows=lambda x: 2 * x.reshape(-1, 1, n), deltas=lambda d: d.reshape(-1, 1, o))
+        >>> rgo.RGO(torch.nn.Sequential(Doubled(3, 2, bias=False))).summary().covered[0].name
+        '0'
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise TypeError(f"register takes a subclass of torch.nn.Module, got {kind!r}")
@@ -125,7 +122,7 @@ def linear(layer: nn.Linear) -> LayerMatrix:
         forward=F.linear,
         rows=lambda x: x.reshape(-1, 1, n),
         deltas=lambda delta: delta.reshape(-1, 1, o),
-        count=_rows_of(n),
+        count=lambda x: x.numel() // n,
         input_gradient=lambda delta, x, weight: delta @ weight,
     )
 
@@ -222,10 +219,12 @@ def why_unprotected(module: nn.Module) -> str:
     """Why the trainable parameters held by `module` itself are left to plain training."""
     if isinstance(module, NonDynamicallyQuantizableLinear | nn.MultiheadAttention):
         return "MultiheadAttention uses its packed weights directly, without calling a layer"
+    if describe(module) is not None:
+        return "its weight is frozen, and a bias alone has no P"
     if any(isinstance(module, kind) for kind in _TYPES):
         return f"{type(module).__name__} has a forward of its own: describe it with rgo.register"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "embeddings are not covered"
     if isinstance(module, nn.LayerNorm | nn.GroupNorm | _InstanceNorm | nn.RMSNorm):
-        return "the affine parameters of a normalisation are not covered"
+        return "the affine parameters of a normalisation are not covered: build it with affine=False to do without"
     return f"parameters of {type(module).__name__} are not covered"

@@ -60,47 +60,25 @@ class Recursion:
 
 @dataclass(frozen=True)
 class Dense:
-    """c P, cut where the bias column begins; without groups the matrices are two-dimensional (the fast products)."""
+    """c P, cut where the bias column begins."""
 
-    ww: Tensor  # (g, n, n) or (n, n)
-    wb: Tensor | None  # (g, n) or (n,)
-    bb: Tensor | None  # (g, 1) or (1,)
+    ww: Tensor  # (g, n, n)
+    wb: Tensor | None  # (g, 1, n)
+    bb: Tensor | None  # (g, 1, 1)
 
     @staticmethod
     def of(cP: Tensor, bias: bool, dtype: torch.dtype) -> Dense:
-        cP = cP[0] if len(cP) == 1 else cP
-        n = cP.shape[-1] - bias
-        # Copies: a slice would keep the whole matrix alive and its rows would not be contiguous.
-        cut = cP.to(dtype, copy=True)
+        cP = cP.to(dtype, copy=True)
         if not bias:
-            return Dense(cut, None, None)
-        return Dense(cut[..., :n, :n].contiguous(), cut[..., :n, n].contiguous(), cut[..., n, n:].contiguous())
+            return Dense(cP, None, None)
+        # Contiguous copies: products with a slice, whose rows are n + 1 apart, take half as long again.
+        return Dense(cP[:, :-1, :-1].contiguous(), cP[:, -1:, :-1].contiguous(), cP[:, -1:, -1:].contiguous())
 
-    def gradient(self, W: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """[W, b] (c P) for gradients W (g, o, n) and b (g, o)."""
-        groups = W.shape[0]
-        if self.ww.dim() == 2:
-            W, b = W.squeeze(0), None if b is None else b.squeeze(0)
+    def times(self, A: Tensor, b: Tensor | float | None) -> tuple[Tensor, Tensor | None]:
+        """[A, b] (c P) for A (g, k, n) and b (g, k, 1), or one number for all k."""
         if self.wb is None or self.bb is None or b is None:
-            projected = W @ self.ww
-            return (projected.unsqueeze(0) if projected.dim() == 2 else projected), None
-        if groups == 1:
-            projected = torch.addmm(torch.outer(b, self.wb), W, self.ww)
-            return projected.unsqueeze(0), (W @ self.wb + b * self.bb).unsqueeze(0)
-        projected = torch.baddbmm(b.unsqueeze(2) * self.wb.unsqueeze(1), W, self.ww)
-        return projected, (W @ self.wb.unsqueeze(2)).squeeze(2) + b * self.bb
-
-    def rows(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[x, 1] (c P) for rows x (rows, g, n): their weight part, and their bias part (rows, g)."""
-        if self.ww.dim() == 2:
-            x = x.squeeze(1)
-            if self.wb is None or self.bb is None:
-                return (x @ self.ww).unsqueeze(1), None
-            return torch.addmm(self.wb, x, self.ww).unsqueeze(1), (x @ self.wb + self.bb).unsqueeze(1)
-        y = torch.einsum("rgn,gnm->rgm", x, self.ww)
-        if self.wb is None or self.bb is None:
-            return y, None
-        return y + self.wb, torch.einsum("rgn,gn->rg", x, self.wb) + self.bb.squeeze(1)
+            return A @ self.ww, None
+        return torch.baddbmm(b * self.wb, A, self.ww), torch.baddbmm(b * self.bb, A, self.wb.mT)
 
     def tensors(self) -> dict[str, Tensor]:
         return {k: v for k, v in vars(self).items() if v is not None}
@@ -125,24 +103,16 @@ class Spectral:
             torch.tensor(c, dtype=dtype, device=U.device),
         )
 
-    def gradient(self, W: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """[W, b] (c P) for gradients W (1, o, n) and b (1, o)."""
-        W, b = W.squeeze(0), None if b is None else b.squeeze(0)
-        inside = W @ self.U
+    def times(self, A: Tensor, b: Tensor | float | None) -> tuple[Tensor, Tensor | None]:
+        """[A, b] (c P) for A (1, k, n) and b (1, k, 1), or one number for all k."""
+        inside = A @ self.U
         if b is not None and self.ub is not None:
-            inside = inside + torch.outer(b, self.ub)
+            inside = inside + b * self.ub
         inside = inside * self.scaled
-        projected = torch.addmm(self.c * W, inside, self.U.t(), alpha=-1).unsqueeze(0)
+        projected = self.c * A - inside @ self.U.t()
         if b is None or self.ub is None:
             return projected, None
-        return projected, (self.c * b - inside @ self.ub).unsqueeze(0)
-
-    def rows(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[x, 1] (c P) for rows x (rows, 1, n): a row is a gradient whose bias part is one."""
-        x = x.transpose(0, 1)
-        ones = None if self.ub is None else x.new_ones(x.shape[:2])
-        W, b = self.gradient(x, ones)
-        return W.transpose(0, 1), None if b is None else b.transpose(0, 1)
+        return projected, self.c * b - (inside @ self.ub).unsqueeze(2)
 
     def tensors(self) -> dict[str, Tensor]:
         return {k: v for k, v in vars(self).items() if v is not None}
@@ -151,15 +121,16 @@ class Spectral:
 class Projection:
     """H and P of one layer. It never changes: `updated` returns another one, so that a failure loses nothing.
 
-    >>> import torch
-    >>> p = Projection(dim=2)
-    >>> task = p.collect()
-    >>> task.add(torch.tensor([[[2.0, 0.0]]]))        # one sample, along the first direction
-    >>> p = p.updated(task)
-    >>> p.P.diagonal()                                # P is the inverse of [[5, 0], [0, 1]]
-    tensor([0.2000, 1.0000], dtype=torch.float64)
-    >>> round(p.c, 4)                                 # 2 / (0.2 + 1)
-    1.6667
+    Examples:
+        >>> import torch
+        >>> p = Projection(dim=2)
+        >>> task = p.collect()
+        >>> task.add(torch.tensor([[[2.0, 0.0]]]))        # one sample, along the first direction
+        >>> p = p.updated(task)
+        >>> p.P.diagonal()                                # P is the inverse of [[5, 0], [0, 1]]
+        tensor([0.2000, 1.0000], dtype=torch.float64)
+        >>> round(p.c, 4)                                 # 2 / (0.2 + 1)
+        1.6667
     """
 
     def __init__(
@@ -223,38 +194,43 @@ class Projection:
     def updated(self, task: CurvatureSum | Recursion) -> Projection:
         """The projection that also knows this task."""
         new = self._like()
+        known = task.P if isinstance(task, Recursion) else task.total
+        if not torch.isfinite(known).all():
+            raise FloatingPointError("the curvature of this task is not finite")
         if isinstance(task, Recursion):
-            if not torch.isfinite(task.P).all():
-                raise FloatingPointError("the curvature of this task is not finite")
-            new._recursive = P = task.P.clone()
+            new._recursive = task.P.clone()
         else:
-            if not torch.isfinite(task.total).all():
-                raise FloatingPointError("the curvature of this task is not finite")
-            total = (task.total + task.total.transpose(1, 2)) / 2
+            new._H = (task.total + task.total.transpose(1, 2)).div_(2)
             if self._H is None:
-                total.diagonal(dim1=1, dim2=2).add_(self.alpha)
-            new._H = total if self._H is None else self._H.to(total.device) + total
-            if new._set_spectral(new._H):
-                return new
-            P = new._inverse(new._H)
-        new.c = self.dim * self.groups / float(P.diagonal(dim1=1, dim2=2).sum())
-        new.applied = Dense.of((new.c * P).to(self.device), self.bias, self.dtype)
-        return new
+                new._H.diagonal(dim1=1, dim2=2).add_(self.alpha)
+            else:
+                new._H += self._H.to(new._H.device)
+        return new._ready()
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Projection:
-        """The same projection, applied on `device` in `dtype`."""
+        """The same projection, applied on `device` in `dtype`; c P is made anew for another dtype."""
         if device == self.device and dtype == self.dtype:
             return self
         new = self._like()
-        new.device, new.dtype = device, dtype
-        new.c = self.c
+        new.device, new.dtype, new.c = device, dtype, self.c
         home = _matrix_device(device)
         new._H = None if self._H is None else self._H.to(home)
         new._recursive = None if self._recursive is None else self._recursive.to(home)
         if self.applied is not None:
-            moved = {k: v.to(device, dtype) for k, v in self.applied.tensors().items()}
-            new.applied = _applied(moved)
+            if dtype != self.dtype:
+                return new._ready()
+            new.applied = _applied({k: v.to(device) for k, v in self.applied.tensors().items()})
         return new
+
+    def _ready(self) -> Projection:
+        """c P of the H or P that is held, ready to be multiplied."""
+        if self._H is not None and self._set_spectral(self._H):
+            return self
+        P = self._inverse(self._H) if self._H is not None else self._recursive
+        assert P is not None
+        self.c = self.dim * self.groups / float(P.diagonal(dim1=1, dim2=2).sum())
+        self.applied = Dense.of((self.c * P).to(self.device), self.bias, self.dtype)
+        return self
 
     def bytes(self) -> int:
         """What this layer keeps, in bytes."""
@@ -268,8 +244,9 @@ class Projection:
         return self.groups * (self.dim**2 * 8 + applied * (torch.finfo(self.dtype).bits // 8))
 
     def worst_bytes(self) -> int:
-        """With the workspace of `end_task`: the task's own sum and the float64 inverse."""
-        return self.full_bytes() + self.groups * self.dim**2 * 16
+        """At the peak of `end_task`: the old projection, the task's sum, the new projection, and a float64 workspace
+        for the factor, the inverse and c P."""
+        return 2 * self.full_bytes() + self.groups * self.dim**2 * 8 * 4
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain numbers. c P is saved beside H, so that a restored run continues bit for bit."""
@@ -281,6 +258,25 @@ class Projection:
         if self.applied is not None:
             held["applied"] = self.applied.tensors()
         return held
+
+    def problems(self, state: dict[str, Any]) -> list[str]:
+        """What keeps a saved state from being restored here."""
+        d, found = (self.groups, self.dim, self.dim), []
+        matrix = {"cholesky": "H", "recursive": "P"}[self.solver]
+        if not isinstance(state.get("c"), float) or ("applied" in state) != (matrix in state):
+            return ["the state is damaged: c, applied or " + matrix + " is missing"]
+        if matrix in state:
+            value = state[matrix]
+            if not isinstance(value, Tensor) or value.shape != d or not torch.isfinite(value).all():
+                found.append(f"{matrix} is not a finite tensor of shape {d}")
+            n = self.dim - self.bias
+            shapes = {"ww": (self.groups, n, n), "wb": (self.groups, 1, n), "bb": (self.groups, 1, 1)}
+            for key, value in state["applied"].items():
+                if value.dtype != self.dtype:
+                    found.append(f"{key} was saved in {value.dtype}, the weights here ask for {self.dtype}")
+                elif key in shapes and value.shape != shapes[key]:
+                    found.append(f"{key} has shape {tuple(value.shape)}, expected {shapes[key]}")
+        return found
 
     def restored(self, state: dict[str, Any]) -> Projection:
         """A projection like this one, holding what `state_dict` saved."""

@@ -37,21 +37,22 @@ class RGO:
     projected, so that a step forgets least of the tasks before; `end_task` makes one pass over the task's data
     and adds its curvature to P. `task(id)` answers for any task learned so far.
 
-    >>> import torch, rgo
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    >>> learner = rgo.RGO(model)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> for k in range(2):
-    ...     x, y = torch.randn(32, 4), torch.randint(2, (32,))
-    ...     learner.begin_task(k)
-    ...     for _ in range(5):
-    ...         optimizer.zero_grad()
-    ...         torch.nn.functional.cross_entropy(model(x), y).backward()
-    ...         optimizer.step()
-    ...     learner.end_task([(x, y)])
-    >>> with learner.task(0), torch.no_grad():
-    ...     model(x).shape
-    torch.Size([32, 2])
+    Examples:
+        >>> import torch, rgo
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> learner = rgo.RGO(model)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> for k in range(2):
+        ...     x, y = torch.randn(32, 4), torch.randint(2, (32,))
+        ...     learner.begin_task(k)
+        ...     for _ in range(5):
+        ...         optimizer.zero_grad()
+        ...         torch.nn.functional.cross_entropy(model(x), y).backward()
+        ...         optimizer.step()
+        ...     learner.end_task([(x, y)])
+        >>> with learner.task(0), torch.no_grad():
+        ...     model(x).shape
+        torch.Size([32, 2])
 
     Args:
         model: any module. Linear, Conv1d, Conv2d and Conv3d with trainable weights are covered; what is not is
@@ -94,7 +95,7 @@ class RGO:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"RGO attaches to a torch.nn.Module, got {type(model).__name__}")
-        _check(alpha > 0, f"alpha must be positive, got {alpha}")
+        _check(0 < alpha < float("inf"), f"alpha must be positive and finite, got {alpha}")
         _check(0 <= tolerance < 1, f"tolerance is in [0, 1), got {tolerance}")
         _check(block >= 1, f"block must be at least 1, got {block}")
         _check(solver in ("cholesky", "recursive"), f'solver is "cholesky" or "recursive", got {solver!r}')
@@ -126,11 +127,11 @@ class RGO:
         self._sessions = 0
         self._sites: dict[str, Attached] = {}
         self._digests: dict[TaskId, int] = {}  # of a user's encode function, which a state cannot hold
-        self._handles: list[Any] = []
+        self._handles: dict[nn.Module, Any] = {}  # what keeps fused paths off
+        self._absent: list[Attached] = []  # layers not in the model now, such as another task's head
         self._survey = survey.Survey()
         self._detached = False
         attachment.bring_up_to_date(self)
-        self._handles = attachment.disable_fused_paths(model)
 
     # ---- tasks ----------------------------------------------------------------------------------------------
 
@@ -159,14 +160,14 @@ class RGO:
                 "end_task(batches) adds what must be protected of it"
             )
         attachment.bring_up_to_date(self)
-        first = self._first
+        before = self._active, self._current, self._first, self._sessions
         if self._active is None:
             self._sessions += 1
-            self._first = task if first is None else first
+            self._first = task if self._first is None else self._first
         try:
             self._activate(task)
         except BaseException:
-            self._first = first
+            self._active, self._current, self._first, self._sessions = before
             raise
         attachment.warn_when_full(self._layers())
 
@@ -200,7 +201,8 @@ class RGO:
         except BaseException:
             self._activate(task)
             raise
-        for covered in self._layers():
+        digest = state.digest(self, task) if callable(self.encoding.encode) else None
+        for covered in self._layers():  # nothing can fail from here on
             if covered in projections:
                 covered.projection = projections[covered]
             elif self.project:
@@ -208,21 +210,22 @@ class RGO:
             covered.session = None
         if task not in self._tasks:
             self._tasks.append(task)
-        if callable(self.encoding.encode):
-            self._digests[task] = state.digest(self, task)
+        if digest is not None:
+            self._digests[task] = digest
         self._active, self._current = None, None
 
     def task(self, task: TaskId | Iterable[TaskId]) -> AbstractContextManager[None]:
         """Answer for `task` inside a `with` block: one id, or a sequence of ids, one per row of the batch.
 
-        >>> import torch, rgo
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 3))
-        >>> learner = rgo.RGO(model, raw=["0"])
-        >>> learner.begin_task("a"); learner.end_task([(torch.randn(5, 2), torch.tensor([0, 1, 2, 0, 1]))])
-        >>> learner.begin_task("b")
-        >>> with learner.task(["a", "b"]), torch.no_grad():
-        ...     model(torch.randn(2, 2)).shape
-        torch.Size([2, 3])
+        Examples:
+            >>> import torch, rgo
+            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 3))
+            >>> learner = rgo.RGO(model, raw=["0"])
+            >>> learner.begin_task("a"); learner.end_task([(torch.randn(5, 2), torch.tensor([0, 1, 2, 0, 1]))])
+            >>> learner.begin_task("b")
+            >>> with learner.task(["a", "b"]), torch.no_grad():
+            ...     model(torch.randn(2, 2)).shape
+            torch.Size([2, 3])
         """
         self._require_attached()
         mixed = not isinstance(task, str) and (isinstance(task, Iterable) and getattr(task, "ndim", 1) > 0)
@@ -250,16 +253,18 @@ class RGO:
     def state_dict(self) -> dict[str, Any]:
         """All that outlives a task, as tensors and plain types; save it beside the model's own state_dict.
 
-        >>> import torch, rgo, io
-        >>> model = torch.nn.Linear(3, 2)
-        >>> learner = rgo.RGO(model)
-        >>> learner.begin_task(0); learner.end_task([(torch.randn(8, 3), torch.randint(2, (8,)))])
-        >>> file = io.BytesIO(); torch.save(learner.state_dict(), file); _ = file.seek(0)
-        >>> again = rgo.RGO(torch.nn.Linear(3, 2))
-        >>> again.load_state_dict(torch.load(file, weights_only=True))
-        >>> again.tasks
-        (0,)
+        Examples:
+            >>> import torch, rgo, io
+            >>> model = torch.nn.Linear(3, 2)
+            >>> learner = rgo.RGO(model)
+            >>> learner.begin_task(0); learner.end_task([(torch.randn(8, 3), torch.randint(2, (8,)))])
+            >>> file = io.BytesIO(); torch.save(learner.state_dict(), file); _ = file.seek(0)
+            >>> again = rgo.RGO(torch.nn.Linear(3, 2))
+            >>> again.load_state_dict(torch.load(file, weights_only=True))
+            >>> again.tasks
+            (0,)
         """
+        self._require_attached()
         return state.save(self)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -268,7 +273,7 @@ class RGO:
         Everything is compared first: after an error the learner is as it was.
         """
         self._require_attached()
-        attachment.bring_up_to_date(self)
+        attachment.bring_up_to_date(self, thawed=state.layers_of(saved))
         state.compare(self, saved)
         state.load(self, saved)
         self._sessions += 1
@@ -281,6 +286,7 @@ class RGO:
 
     def memory(self) -> int:
         """Bytes the learner keeps now: H and P of every layer. It does not grow with the number of tasks."""
+        self._require_attached()
         return sum(c.projection.bytes() for c in self._layers())
 
     @property
@@ -293,14 +299,19 @@ class RGO:
         return summarise(self._sites, self._survey, self.model)
 
     def detach(self) -> None:
-        """Take RGO off the model, which is then exactly what it was. The learner cannot be used any more."""
+        """Take RGO off the model: its layers have their own forward again. The learner cannot be used any more.
+
+        The weights stay as they were trained. With feature encoding they answer only through a task's wiring, so save
+        `state_dict` first and attach again to use them.
+        """
         self._require_attached()
-        for site in self._sites.values():
-            site.layer.__dict__.pop("forward", None)
+        for site in (*self._absent, *self._sites.values()):
+            if site.layer.__dict__.get("forward") is site:
+                del site.layer.__dict__["forward"]
             site.covered.disarm()
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
-        self._sites, self._handles, self._detached = {}, [], True
+        self._sites, self._absent, self._handles, self._detached = {}, [], {}, True
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -380,8 +391,3 @@ def _names(names: Any, argument: str) -> tuple[str, ...]:
     if isinstance(names, str) or not all(isinstance(n, str) for n in names):
         raise TypeError(f"{argument} is a sequence of names such as ({str(names)!r},), got {names!r}")
     return tuple(names)
-
-
-def _shape(covered: Covered) -> dict[str, Any]:
-    m = covered.matrix
-    return {"groups": m.groups, "inputs": m.inputs, "outputs": m.outputs, "bias": covered.bias is not None}

@@ -36,16 +36,21 @@ def save(learner: RGO) -> dict[str, Any]:
 
 
 def load(learner: RGO, state: Mapping[str, Any]) -> None:
-    """Put a state that `compare` found to fit into the learner."""
-    for covered in learner._layers():
-        saved = state["layers"][covered.name]
-        covered.projection = covered.projection.restored(saved)
-        covered.unseen = list(saved["unseen"])
-    for name, saved in state["sites"].items():
-        learner._sites[name].raw = saved["raw"]
-        learner._sites[name].plain = frozenset(saved["plain"])
-    learner._tasks, learner._first = list(state["tasks"]), state["first"]
-    learner._digests = dict(state["digests"])
+    """Put a state that `compare` found to fit into the learner: all of it, or nothing."""
+    restored = {c: c.projection.restored(state["layers"][c.name]) for c in learner._layers()}
+    sites = {name: (saved["raw"], frozenset(saved["plain"])) for name, saved in state["sites"].items()}
+    tasks, digests = list(state["tasks"]), dict(state["digests"])
+    for covered, projection in restored.items():
+        covered.projection, covered.unseen = projection, list(state["layers"][covered.name]["unseen"])
+    for name, (raw, plain) in sites.items():
+        learner._sites[name].raw, learner._sites[name].plain = raw, plain
+    learner._tasks, learner._first, learner._digests = tasks, state["first"], digests
+
+
+def layers_of(state: Any) -> frozenset[str]:
+    """The layers that a state knows, so that frozen ones are attached to before it is compared."""
+    sites = state.get("sites") if isinstance(state, Mapping) else None
+    return frozenset(sites) if isinstance(sites, Mapping) else frozenset()
 
 
 def digest(learner: RGO, task: TaskId, sites: Mapping[str, Mapping[str, Any]] | None = None) -> int:
@@ -68,6 +73,14 @@ def compare(learner: RGO, state: Mapping[str, Any]) -> None:
             f"this is no state of an RGO learner: {', '.join(missing)} missing. Save learner.state_dict(), not the "
             "model's, and load both"
         )
+    kinds = {"settings": Mapping, "tasks": list, "digests": Mapping, "layers": Mapping, "sites": Mapping}
+    damaged = [f"{k} is a {type(state[k]).__name__}" for k, kind in kinds.items() if not isinstance(state[k], kind)]
+    damaged += [f"{k} is {state[k]!r}" for k in ("active", "first") if not isinstance(state[k], int | str | None)]
+    damaged += [
+        f"site {n!r} is incomplete" for n, s in state["sites"].items() if not {"layer", "raw", "plain"} <= s.keys()
+    ]
+    if damaged:
+        raise ValueError(f"the state is damaged: {'; '.join(damaged)}. Load another copy of it")
     wrong = [
         f"{key}: the state has {state[key]!r}, this version of rgo reads {ours!r}"
         for key, ours in (("format", FORMAT), ("recipe", RECIPE))
@@ -89,11 +102,17 @@ def compare(learner: RGO, state: Mapping[str, Any]) -> None:
             for k, v in _shape(layers[name]).items()
             if saved.get(k) != v
         ]
+        wrong += [f"weight {name!r}: {problem}" for problem in layers[name].projection.problems(saved)]
+    wrong += [
+        f"layer {n!r} shares the weight of {state['sites'][n]['layer']!r} in the state, of {site.covered.name!r} here"
+        for n, site in learner._sites.items()
+        if n in state["sites"] and state["sites"][n]["layer"] != site.covered.name
+    ]
     if not wrong:
         wrong = [
             f"encode: the function answers task {task!r} with other permutations than when the state was saved"
-            for task, saved in state["digests"].items()
-            if digest(learner, task, state["sites"]) != saved
+            for task, was in state["digests"].items()
+            if digest(learner, task, state["sites"]) != was
         ]
     if wrong:
         raise ValueError("the state does not fit this learner:\n  " + "\n  ".join(sorted(set(wrong))))
@@ -107,6 +126,7 @@ def _settings(learner: RGO) -> dict[str, Any]:
         "curvature": learner.curvature if isinstance(learner.curvature, str) else "function",
         "extractors": learner.extractors,
         "solver": learner.solver,
+        "block": learner.block if learner.solver == "recursive" else None,
         "tolerance": float(learner.tolerance),
         "dtype": None if learner.dtype is None else str(learner.dtype).removeprefix("torch."),
     }

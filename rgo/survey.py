@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +20,9 @@ class Site:
     """A layer that can be covered, as found in the model."""
 
     name: str
+    """what messages and states call it"""
+    path: str
+    """where it lies in the model: the name, but for a model that is itself a layer"""
     layer: nn.Module
     matrix: LayerMatrix
     weight: nn.Parameter
@@ -37,7 +40,8 @@ class Survey:
     trained: set[int] = field(default_factory=set)  # ids of the parameters that are being trained
 
 
-def _join(name: str, parameter: str) -> str:
+def join(name: str, parameter: str) -> str:
+    """The full name of a module's parameter."""
     return f"{name}.{parameter}" if name else parameter
 
 
@@ -54,24 +58,23 @@ def check_names(model: nn.Module, names: Iterable[str], argument: str) -> None:
             raise ValueError(f"{argument} names {name!r}, which is no module or parameter of the model{hint}")
 
 
-def survey(model: nn.Module, skip: Sequence[str]) -> Survey:
+def survey(model: nn.Module, skip: Sequence[str], thawed: Collection[str] = ()) -> Survey:
     """Find what can be covered; refuse, with the reason, what would break protection silently."""
     found = Survey(trained={id(p) for p in model.parameters() if p.requires_grad})
     owned: set[int] = set()  # parameters that a covered layer projects
+    refused: list[str] = []
     for name, module in model.named_modules():
         if is_skipped(name, skip):
             continue
         why = why_refused(module)
         if why is not None:
-            raise ValueError(
-                f"cannot attach to {name or 'the model'!r} ({type(module).__name__}): {why}. To leave it to plain "
-                f"training and take the consequences, give skip=({name!r},)"
-            )
+            refused.append(f"{name or 'the model'!r} ({type(module).__name__}): {why}")
+            continue
         own = dict(module.named_parameters(recurse=False))
         for key, p in own.items():
             if p.is_meta:
                 raise ValueError(
-                    f"parameter {_join(name, key)!r} is on the meta device and has no values. Materialise the model "
+                    f"parameter {join(name, key)!r} is on the meta device and has no values. Materialise the model "
                     "(model.to_empty(device=...) and load its weights) before attaching"
                 )
         matrix = None if isinstance(module, NonDynamicallyQuantizableLinear) else describe(module)
@@ -85,27 +88,33 @@ def survey(model: nn.Module, skip: Sequence[str]) -> Survey:
                     f"parametrization, pruning): its gradient cannot be projected. Remove that, or skip=({name!r},)"
                 )
             continue
-        if is_skipped(_join(name, "weight"), skip):
+        if is_skipped(join(name, "weight"), skip):
             continue
-        if not weight.requires_grad:
-            if name not in found.frozen:
-                found.frozen.append(name)
+        if not weight.requires_grad and name not in thawed:
+            found.frozen.append(name)
             continue
         bias = own.get("bias")
-        if bias is not None and (not bias.requires_grad or is_skipped(_join(name, "bias"), skip)):
+        frozen_bias = bias is not None and not bias.requires_grad and weight.requires_grad
+        if frozen_bias or is_skipped(join(name, "bias"), skip):
             bias = None
-        found.sites.append(Site(name or "model", module, matrix, weight, bias))
+        found.sites.append(Site(name or "model", name, module, matrix, weight, bias))
         owned |= {id(weight)} | ({id(bias)} if bias is not None else set())
-    _refuse_foreign_uses(model, found, owned, skip)
+    if refused:
+        names = ", ".join(repr(line.split("'")[1]) for line in refused)
+        raise ValueError(
+            "cannot attach to " + ";\n  ".join(refused) + f".\nTo leave them to plain training and take the "
+            f"consequences, give skip=({names},)"
+        )
+    _find_other_uses(model, found, owned, skip)
     return found
 
 
-def _refuse_foreign_uses(model: nn.Module, found: Survey, owned: set[int], skip: Sequence[str]) -> None:
+def _find_other_uses(model: nn.Module, found: Survey, owned: set[int], skip: Sequence[str]) -> None:
     covered = {(id(s.layer), key) for s in found.sites for key in ("weight", "bias")}
     holder = {id(s.weight): s.name for s in found.sites}
     for name, module in model.named_modules():
         for key, p in module.named_parameters(recurse=False):
-            full = _join(name, key)
+            full = join(name, key)
             if not p.requires_grad:
                 continue
             if id(p) in owned:

@@ -82,7 +82,7 @@ def test_the_expected_learning_rate_of_an_isotropic_gradient_is_kept_when_trace_
     assert projected / plain == pytest.approx(1, abs=0.01)
     assert ((g @ p.P) * g).sum(1).mean() / plain < 0.6  # P without its normalisation would learn more slowly
     assert p.c * p.P.trace() == pytest.approx(n)
-    assert p.applied.ww.trace() == pytest.approx(n)  # and so for the matrix that is really multiplied
+    assert p.applied.ww[0].trace() == pytest.approx(n)  # and so for the matrix that is really multiplied
 
 
 def test_equal_second_moments_are_all_of_isotropy_that_theorem_1_needs():

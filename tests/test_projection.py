@@ -38,8 +38,8 @@ def applied_matrix(projection):
     """c P as gradients meet it: (groups, d, d), by projecting unit gradients."""
     d, n, g = projection.dim, projection.dim - projection.bias, projection.groups
     unit = torch.eye(d, dtype=projection.dtype).repeat(g, 1, 1)
-    W, b = projection.applied.gradient(unit[..., :n], unit[..., n] if projection.bias else None)
-    return W if b is None else torch.cat([W, b.unsqueeze(2)], dim=2)
+    W, b = projection.applied.times(unit[..., :n], unit[..., n:] if projection.bias else None)
+    return W if b is None else torch.cat([W, b], dim=2)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -85,16 +85,17 @@ def test_a_gradient_and_a_row_are_multiplied_by_c_P(groups, bias, tolerance):
     _, P, c = expected(12, groups, task)
     n = 12 - bias
     G = samples(5, 12, groups, seed=2)
-    W, b = projection.applied.gradient(G[..., :n], G[..., n] if bias else None)
+    W, b = projection.applied.times(G[..., :n], G[..., n:] if bias else None)
     torch.testing.assert_close(W, (c * G @ P)[..., :n], rtol=1e-10, atol=1e-11)
     x = samples(7, n, groups, seed=3).transpose(0, 1)
-    px, pb = projection.applied.rows(x)
+    px, pb = projection.applied.times(x.transpose(0, 1), 1.0)
+    px = px.transpose(0, 1)
     rows = torch.cat([x, x.new_ones(7, groups, 1)], dim=2) if bias else x
     projected = torch.stack([c * rows[:, g] @ P[g] for g in range(groups)], dim=1)
     torch.testing.assert_close(px, projected[..., :n], rtol=1e-10, atol=1e-11)
     if bias:
-        torch.testing.assert_close(b, (c * G @ P)[..., n], rtol=1e-10, atol=1e-11)
-        torch.testing.assert_close(pb, projected[..., n], rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(b.squeeze(2), (c * G @ P)[..., n], rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(pb.squeeze(2).T, projected[..., n], rtol=1e-10, atol=1e-11)
     else:
         assert b is None
         assert pb is None
@@ -215,11 +216,11 @@ def test_c_P_is_held_and_multiplied_in_the_dtype_asked_for(dtype, rtol, toleranc
     assert all(t.dtype == dtype for t in projection.applied.tensors().values())
     assert projection.H.dtype == torch.float64
     G = samples(4, 20, seed=1).to(dtype)
-    W, b = projection.applied.gradient(G[..., :19], G[..., 19])
+    W, b = projection.applied.times(G[..., :19], G[..., 19:])
     assert W.dtype == b.dtype == dtype
     _, P, c = expected(20, 1, task)
     exact = c * G.double() @ P
-    error = torch.cat([W, b.unsqueeze(2)], dim=2).double() - exact
+    error = torch.cat([W, b], dim=2).double() - exact
     assert float(error.norm()) <= rtol * float(exact.norm())
 
 
@@ -297,7 +298,7 @@ def test_a_restored_spectral_form_applies_the_same_bits():
     restored = fresh.restored(projection.state_dict())
     assert restored.rank == projection.rank == 2
     G = samples(4, 20).float()
-    for a, b in zip(*(p.applied.gradient(G[..., :19], G[..., 19]) for p in (projection, restored))):
+    for a, b in zip(*(p.applied.times(G[..., :19], G[..., 19:]) for p in (projection, restored))):
         assert torch.equal(a, b)
     projection.state_dict()["H"].zero_()
     assert float(restored.H.diagonal().sum()) > 0  # a copy, not an alias

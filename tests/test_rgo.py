@@ -541,7 +541,7 @@ x0, y0 = data()
 BAD_BATCHES = [
     (empty(), ValueError, "no batches"),
     ([x0], TypeError, r"batch 0 of end_task \(task 0\) is a Tensor, expected a pair"),
-    ([(x0, y0, y0)], TypeError, "tuple of length 3"),
+    ([(x0, y0, y0)], TypeError, "tuple of Tensor, Tensor, Tensor"),
     ([{"x": x0}], TypeError, "is a dict"),
     ([(x0, y0 + 1)], ValueError, r"labels lie in 1\.\.3, but the model has 3 outputs"),
     ([(x0, y0 - 1)], ValueError, r"labels lie in -1\.\."),
