@@ -2,14 +2,14 @@
 
 import json
 import re
-import statistics
 import tomllib
 from pathlib import Path
+from typing import Any
 
-from rgo.metrics import average_accuracy, backward_transfer
+from rgo import results
 
 ROOT = Path(__file__).parents[1]
-PAPER = tomllib.loads((ROOT / "experiments/table1.toml").read_text())
+PAPER = tomllib.loads((ROOT / "experiments/table1.toml").read_text())["paper"]
 METHODS = {
     "rgo": "RGO",
     "rgo-2": "RGO without FEL",
@@ -17,41 +17,69 @@ METHODS = {
     "sgd": "plain SGD",
     "stl": "a model per task (STL)",
 }
-BENCHMARKS = {"permuted-mnist": "Permuted MNIST", "rotated-mnist": "Rotated MNIST"}
+MNIST = {"permuted-mnist": "Permuted MNIST", "rotated-mnist": "Rotated MNIST"}
+
+Rows = dict[tuple[str, str, str], list[dict[str, Any]]]
 
 
-def cell(benchmark: str, method: str) -> tuple[str, int]:
-    """ACC and BWT over the seeds at hand, and their number."""
-    runs = [
-        json.loads(p.read_text()) for p in sorted((ROOT / "experiments/results" / benchmark / method).glob("*.json"))
-    ]
-    runs = [run for run in runs if not run["changed"].keys() & {"tasks", "steps", "samples"}]
-    if not runs:
-        return "-", 0
-    columns = []
-    for metric in (average_accuracy, backward_transfer):
-        values = [metric(run["accuracy"]) for run in runs]
-        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-        columns.append(f"{statistics.fmean(values):.2f}{spread}")
-    return " / ".join(columns), len(runs)
+def rows() -> Rows:
+    """The committed runs by (benchmark, method, what departs from the protocol)."""
+    found: Rows = {}
+    for row in results.table(results.load(ROOT / "experiments/results")):
+        changed = ", ".join(f"{k}={v}" for k, v in row["changed"].items())
+        found.setdefault((row["benchmark"], row["method"], changed), []).append(row)
+    return found
 
 
-def mnist() -> str:
-    """ACC / BWT of every method on both benchmarks, beside the paper's."""
-    head = "".join(f" {name} | paper |" for name in BENCHMARKS.values())
-    lines = [f"| ACC / BWT |{head} seeds |", "|---|" + "---|" * (2 * len(BENCHMARKS) + 1)]
+def cell(runs: list[dict[str, Any]]) -> str:
+    """ACC / BWT over seeds."""
+    return " / ".join(results.spread([run[m] for run in runs]) for m in ("acc", "bwt")) if runs else "-"
+
+
+def published(benchmark: str, method: str) -> str:
+    """The paper's ACC / BWT."""
+    value = PAPER[benchmark].get(method)
+    return f"{value['acc']:.2f} / {value['bwt']:.2f}" if value else "-"
+
+
+def seeds(*groups: list[dict[str, Any]]) -> str:
+    return " and ".join(map(str, sorted({len(group) for group in groups})))
+
+
+def mnist(found: Rows) -> str:
+    """Every method on both MNIST benchmarks, beside the paper's figures."""
+    head = "".join(f" {name} | paper |" for name in MNIST.values())
+    lines = [f"| ACC / BWT |{head} seeds |", "|---|" + "---|" * 5]
     for method, label in METHODS.items():
-        cells, seeds = "", set()
-        for benchmark in BENCHMARKS:
-            ours, n = cell(benchmark, method)
-            seeds.add(n)
-            paper = PAPER[benchmark].get(method)
-            cells += f" {ours} | {paper['acc']:.2f} / {paper['bwt']:.2f} |" if paper else f" {ours} | - |"
-        lines.append(f"| {label} |{cells} {' and '.join(map(str, sorted(seeds)))} |")
+        groups = [found.get((benchmark, method, ""), []) for benchmark in MNIST]
+        cells = "".join(f" {cell(group)} | {published(b, method)} |" for b, group in zip(MNIST, groups))
+        lines.append(f"| {label} |{cells} {seeds(*groups)} |")
     return "\n".join(lines)
 
 
-def cost() -> str:
+def cifar(found: Rows) -> str:
+    """Split CIFAR-100: what has been run so far."""
+    lines = ["| ACC / BWT | here | seeds | paper |", "|---|---|---|---|"]
+    for (benchmark, method, changed), group in sorted(found.items(), key=lambda item: list(METHODS).index(item[0][1])):
+        if benchmark == "split-cifar100":
+            norm = {("sgd", ""): ", BatchNorm", ("sgd", "norm=None"): ", no BatchNorm"}.get((method, changed), "")
+            paper = "-" if changed else published(benchmark, method)
+            lines.append(f"| {METHODS[method]}{norm} | {cell(group)} | {len(group)} | {paper} |")
+    return "\n".join(lines)
+
+
+def alternatives(found: Rows) -> str:
+    """RGO's runs on MNIST that depart from the protocol, beside the protocol's own."""
+    lines = ["| setting | " + " | ".join(MNIST.values()) + " | seeds |", "|---|" + "---|" * 3]
+    for method in ("rgo", "rgo-2"):
+        for changed in sorted({c for b, m, c in found if b in MNIST and m == method}):
+            groups = [found.get((benchmark, method, changed), []) for benchmark in MNIST]
+            what = f"`{changed}`" if changed else "as chosen"
+            lines.append(f"| {METHODS[method]}, {what} | {' | '.join(map(cell, groups))} | {seeds(*groups)} |")
+    return "\n".join(lines)
+
+
+def cost(_: Rows) -> str:
     """Step, end_task and memory relative to plain SGD."""
     record = json.loads((ROOT / "performance/step.json").read_text())
     lines = [
@@ -66,32 +94,6 @@ def cost() -> str:
     return "\n".join(lines)
 
 
-def alternatives() -> str:
-    """Every run that departs from the protocol, beside the protocol's own."""
-    folders = sorted(
-        {p.parent.name for b in BENCHMARKS for p in (ROOT / "experiments/results" / b).glob("rgo*/*.json")}
-    )
-    lines = ["| setting | " + " | ".join(BENCHMARKS.values()) + " | seeds |", "|---|" + "---|" * (len(BENCHMARKS) + 1)]
-    for folder in sorted(folders, key=lambda name: (name.split("+")[0], name)):
-        method, *marks = folder.split("+")
-        cells, seeds = zip(*(cell(benchmark, folder) for benchmark in BENCHMARKS))
-        label = METHODS[method] + (f", {', '.join(f'`{m}`' for m in marks)}" if marks else ", as chosen")
-        lines.append(f"| {label} | {' | '.join(cells)} | {' and '.join(map(str, sorted(set(seeds))))} |")
-    return "\n".join(lines)
-
-
-def cifar() -> str:
-    """ACC / BWT on Split CIFAR-100 of what has been run so far."""
-    lines = ["| ACC / BWT | here | seeds | paper |", "|---|---|---|---|"]
-    rows = {**METHODS, "sgd+norm=None": "plain SGD, no BatchNorm", "sgd": "plain SGD, BatchNorm"}
-    for folder, label in rows.items():
-        ours, seeds = cell("split-cifar100", folder)
-        paper = PAPER["split-cifar100"].get(folder)
-        published = f"{paper['acc']:.2f} / {paper['bwt']:.2f}" if paper else "-"
-        lines.append(f"| {label} | {ours} | {seeds} | {published} |")
-    return "\n".join(lines)
-
-
 TABLES = {
     "README.md": {"mnist": mnist, "cifar": cifar, "cost": cost},
     "docs/decisions.md": {"alternatives": alternatives},
@@ -100,13 +102,13 @@ TABLES = {
 
 def filled(name: str) -> str:
     """The document with its tables made anew."""
-    text = (ROOT / name).read_text()
+    text, found = (ROOT / name).read_text(), rows()
     for mark, table in TABLES[name].items():
         pattern = re.compile(rf"(<!-- table:{mark} -->\n).*?(<!-- /table:{mark} -->)", re.DOTALL)
         if len(pattern.findall(text)) != 1:
             raise SystemExit(f"{name} must hold one pair of marks table:{mark}")
         before, after = pattern.findall(text)[0]
-        text = pattern.sub((before + table() + "\n" + after).replace("\\", r"\\"), text)
+        text = pattern.sub((before + table(found) + "\n" + after).replace("\\", r"\\"), text)
     return text
 
 

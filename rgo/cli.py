@@ -38,7 +38,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 
 
 def _fail(message: object) -> typer.Exit:
-    errors.print(f"[red]{message}", highlight=False)
+    errors.print(str(message), style="red", markup=False, highlight=False, soft_wrap=True)
     return typer.Exit(2)
 
 
@@ -99,7 +99,7 @@ def run(
     changes |= _settings(settings or [])
     chosen = [seed] if seed is not None else range(seeds)
     try:
-        experiments = [experiment(benchmark, m, s, **changes) for s in chosen for m in method]
+        experiments = [_experiment(benchmark, m, s, changes) for s in chosen for m in method]
     except ValueError as error:
         raise _fail(error) from None
     _do(experiments, out, jobs, device, capture, checkpoint_every, as_json)
@@ -126,22 +126,27 @@ def suite(
     _do(experiments, out, jobs, device, capture, checkpoint_every, as_json)
 
 
+def _experiment(benchmark: str, method: str, seed: int, changes: dict[str, Any]) -> Experiment:
+    for name in ("benchmark", "method", "seed"):
+        if name in changes:
+            raise ValueError(f"{name!r} is what a run is named by, not a setting of it")
+    return experiment(benchmark, method, seed, **changes)
+
+
 def read_suite(file: Path) -> list[Experiment]:
     """The runs that a suite names, seed by seed, so that every cell gets its first seed first."""
-    runs = tomllib.loads(file.read_text()).get("runs", [])
-    if not runs:
+    content = tomllib.loads(file.read_text())
+    runs = content.pop("runs", None)
+    if content:
+        raise ValueError(f"{file}: unknown {sorted(content)}; a suite holds [[runs]] only")
+    if not runs or not isinstance(runs, list) or not all(isinstance(entry, dict) for entry in runs):
         raise ValueError(f"{file} holds no [[runs]]: give benchmark, methods and seeds for each")
     named: list[tuple[int, Experiment]] = []
     for number, entry in enumerate(runs, start=1):
-        unknown = entry.keys() - {"benchmark", "methods", "seeds", "model", "tasks", "steps", "set"}
-        missing = {"benchmark", "methods"} - entry.keys()
-        if unknown or missing:
-            wrong = f"unknown {sorted(unknown)}" if unknown else f"missing {sorted(missing)}"
-            raise ValueError(f"{file}, runs number {number}: {wrong}")
-        seeds = entry.get("seeds", 1)
-        changes = {k: entry[k] for k in ("model", "tasks", "steps") if k in entry} | entry.get("set", {})
-        for seed in range(seeds) if isinstance(seeds, int) else seeds:
-            named += [(seed, experiment(entry["benchmark"], m, seed, **changes)) for m in entry["methods"]]
+        try:
+            named += _entry(**entry)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{file}, runs number {number}: {error}") from None
     return [e for _, e in sorted(named, key=lambda pair: pair[0])]
 
 

@@ -6,13 +6,14 @@ import multiprocessing
 import signal
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import SpawnContext
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from . import results
 from .experiment import Experiment
@@ -25,22 +26,39 @@ console = Console(stderr=True)
 class _Worker:
     """What a worker process has from its parent: where to report to, and whether to go on."""
 
-    messages: SimpleQueue[tuple[int, int, str]]
+    messages: SimpleQueue[tuple[int, str]]
     stop: Event
 
     @classmethod
-    def start(cls, messages: SimpleQueue[tuple[int, int, str]], stop: Event) -> None:
+    def start(cls, messages: SimpleQueue[tuple[int, str]], stop: Event) -> None:
         cls.messages, cls.stop = messages, stop
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which sets `stop`
 
     @classmethod
-    def run(cls, number: int, experiment: Experiment, out: Path, options: dict[str, Any]) -> None:
+    def run(cls, experiment: Experiment, out: Path, options: dict[str, Any]) -> None:
         def report(steps: int, line: str) -> None:
             if cls.stop.is_set():
                 raise KeyboardInterrupt
-            cls.messages.put((number, steps, line))
+            cls.messages.put((steps, line))
 
+        report(0, "starts")
         run(experiment, out, report=report, **options)
+
+
+class _Slot:
+    """A worker process and the lines to it, shared with no other: one that dies takes nothing along."""
+
+    def __init__(self, context: SpawnContext) -> None:
+        self.messages: SimpleQueue[tuple[int, str]] = context.SimpleQueue()
+        self.stop = context.Event()
+        self.pool = ProcessPoolExecutor(1, context, _Worker.start, (self.messages, self.stop))
+
+    def submit(self, experiment: Experiment, out: Path, options: dict[str, Any]) -> Future[None]:
+        # Ctrl-C is for the parent, which sets `stop`: the process that starts here has it blocked from its birth.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self.pool.submit(_Worker.run, experiment, out, options)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_all(experiments: list[Experiment], out: Path, *, jobs: int = 1, **options: Any) -> int:
@@ -48,63 +66,57 @@ def run_all(experiments: list[Experiment], out: Path, *, jobs: int = 1, **option
 
     `options` are those of `runner.run`.
     """
-    todo = {i: e for i, e in enumerate(experiments) if not e.path(out).exists()}
-    console.print(f"{len(experiments)} runs, {len(experiments) - len(todo)} of them done before; results in {out}")
-    failed = 0
-    while todo:
-        failed += _pool(todo, out, jobs, options)
-    return failed
+    named = {e.path(out): e for e in experiments}
+    todo = [e for path, e in named.items() if not path.exists()]
+    console.print(f"{len(named)} runs, {len(named) - len(todo)} of them done before; results in {out}", highlight=False)
+    return _work(todo, out, jobs, options) if todo else 0
 
 
-def _pool(todo: dict[int, Experiment], out: Path, jobs: int, options: dict[str, Any]) -> int:
-    """One pool of processes; when a worker dies the pool is lost, and the next one does what is left of `todo`."""
+def _work(todo: list[Experiment], out: Path, jobs: int, options: dict[str, Any]) -> int:
     context = multiprocessing.get_context("spawn")
-    messages, stop = context.SimpleQueue(), context.Event()
+    idle = [_Slot(context) for _ in range(min(jobs, len(todo)))]
+    running: dict[Future[None], tuple[_Slot, Experiment, TaskID]] = {}
     columns = TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn()
     failed = 0
-    with (
-        Progress(*columns, TextColumn("{task.fields[line]}"), console=console) as progress,
-        ProcessPoolExecutor(jobs, context, _Worker.start, (messages, stop)) as pool,
-    ):
+    with Progress(*columns, TextColumn("{task.fields[line]}"), console=console) as progress:
         overall = progress.add_task("runs", total=len(todo), line="")
-        bars: dict[int, Any] = {}
-        waiting = list(todo)
-        running: dict[Future[None], int] = {}
         try:
-            while running or waiting:
-                while waiting and len(running) < jobs:
-                    number = waiting.pop(0)
-                    running[pool.submit(_Worker.run, number, todo[number], out, options)] = number
+            while running or todo:
+                while idle and todo:
+                    slot, e = idle.pop(), todo[0]
+                    try:
+                        future = slot.submit(e, out, options)
+                    except BrokenProcessPool:  # its process died between two runs
+                        idle.append(_Slot(context))
+                        continue
+                    total = e.settings["tasks"] * e.settings["steps"]
+                    running[future] = slot, e, progress.add_task(f"{e.benchmark} {e.name} {e.seed}", total=total, line="")
+                    del todo[0]
                 done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-                while not messages.empty():
-                    number, steps, line = messages.get()
-                    e = todo.get(number)
-                    if e is not None and number not in bars:
-                        total = e.settings["tasks"] * e.settings["steps"]
-                        bars[number] = progress.add_task(f"{e.benchmark} {e.name} {e.seed}", total=total, line="")
-                    if number in bars:
-                        progress.update(bars[number], completed=steps, line=line)
+                for slot, _, bar in running.values():
+                    while not slot.messages.empty():
+                        steps, line = slot.messages.get()
+                        progress.update(bar, completed=steps, line=line)
                 for future in done:
-                    number = running.pop(future)
-                    error = future.exception()
-                    if isinstance(error, BrokenProcessPool) and len(running) + len(done) > 1:
-                        continue  # which of them died is not known: all are tried again
-                    e = todo.pop(number)
+                    slot, e, bar = running.pop(future)
+                    progress.remove_task(bar)
                     progress.advance(overall)
-                    if number in bars:
-                        progress.remove_task(bars.pop(number))
+                    error, style = future.exception(), None
                     if error is None:
                         matrix = results.read(e.path(out))["accuracy"]
                         line = f"{average_accuracy(matrix):.2f} / {backward_transfer(matrix):.2f}"
-                        console.print(f"{e.benchmark} {e.name} seed {e.seed}: {line}", highlight=False)
                     else:
-                        failed += 1
-                        what = "its process died" if isinstance(error, BrokenProcessPool) else error
-                        console.print(f"[red]{e.benchmark} {e.name} seed {e.seed} failed: {what}", highlight=False)
-        except KeyboardInterrupt:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
-        except BrokenProcessPool:
-            pass  # submitting to a pool that has lost a worker: the next pool goes on
+                        died = isinstance(error, BrokenProcessPool)
+                        line = "failed: " + ("its process died" if died else f"{type(error).__name__}: {error}")
+                        failed, style = failed + 1, "red"
+                        slot = _Slot(context) if died else slot
+                    idle.append(slot)
+                    said = f"{e.benchmark} {e.name} seed {e.seed}: {line}"
+                    console.print(said, style=style, markup=False, highlight=False, soft_wrap=True)
+        finally:  # by Ctrl-C, the runs at work stop where they next report
+            for slot in [*idle, *(slot for slot, _, _ in running.values())]:
+                slot.stop.set()
+                slot.pool.shutdown(wait=False, cancel_futures=True)
+            for slot, _, _ in running.values():
+                slot.pool.shutdown()
     return failed
