@@ -5,9 +5,11 @@ Exit codes: 0 done, 1 some runs failed, 2 the command or its input is wrong, 130
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -144,10 +146,36 @@ def read_suite(file: Path) -> list[Experiment]:
     named: list[tuple[int, Experiment]] = []
     for number, entry in enumerate(runs, start=1):
         try:
-            named += _entry(**entry)
-        except (TypeError, ValueError) as error:
+            named += [(e.seed, e) for e in _entry(entry)]
+        except ValueError as error:
             raise ValueError(f"{file}, runs number {number}: {error}") from None
     return [e for _, e in sorted(named, key=lambda pair: pair[0])]
+
+
+def _entry(entry: dict[str, Any]) -> Iterator[Experiment]:
+    keys = {
+        "benchmark": str,
+        "methods": list,
+        "seeds": int | list,
+        "model": str,
+        "tasks": int,
+        "steps": int,
+        "set": dict,
+    }
+    for key, value in entry.items():
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, n=1)
+            raise ValueError(
+                f"unknown {key!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(keys)}")
+            )
+        if not isinstance(value, keys[key]):
+            raise ValueError(f"{key} = {value!r} is of the wrong type")
+    if missing := [key for key in ("benchmark", "methods") if key not in entry]:
+        raise ValueError(f"missing {' and '.join(missing)}")
+    seeds = entry.get("seeds", 1)
+    changes = {k: entry[k] for k in ("model", "tasks", "steps") if k in entry} | entry.get("set", {})
+    for seed in range(seeds) if isinstance(seeds, int) else seeds:
+        yield from (_experiment(entry["benchmark"], m, seed, changes) for m in entry["methods"])
 
 
 def _do(
@@ -155,12 +183,12 @@ def _do(
 ) -> None:
     try:
         failed = run_all(experiments, out, jobs=jobs, device=device, capture=capture, checkpoint_every=every)
+        done = [results.read(e.path(out)) for e in experiments if e.path(out).exists()]
     except KeyboardInterrupt:
         errors.print("Stopped. What is finished is kept and the rest has checkpoints: the same command goes on.")
         raise typer.Exit(130) from None
     except (OSError, ValueError) as error:
         raise _fail(error) from None
-    done = [results.read(e.path(out)) for e in experiments if e.path(out).exists()]
     if as_json:
         print(json.dumps(results.table(done)))
     else:

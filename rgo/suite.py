@@ -90,7 +90,11 @@ def _work(todo: list[Experiment], out: Path, jobs: int, options: dict[str, Any])
                         idle.append(_Slot(context))
                         continue
                     total = e.settings["tasks"] * e.settings["steps"]
-                    running[future] = slot, e, progress.add_task(f"{e.benchmark} {e.name} {e.seed}", total=total, line="")
+                    running[future] = (
+                        slot,
+                        e,
+                        progress.add_task(f"{e.benchmark} {e.name} {e.seed}", total=total, line=""),
+                    )
                     del todo[0]
                 done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
                 for slot, _, bar in running.values():

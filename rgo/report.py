@@ -1,0 +1,567 @@
+"""The report on a folder of results: tables for Markdown and LaTeX, and one page for the browser.
+
+It is a function of the files alone: the same results give the same bytes. Beside `index.html`, which loads nothing,
+each benchmark has its tables as `<benchmark>.md` and `<benchmark>.tex`, and its curves as `<benchmark>.svg`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import math
+import re
+import statistics
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib.style
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from . import metrics
+from .methods import METHODS
+from .results import read, spread, table
+
+REFERENCE = "stl"  # a model per task cannot forget: shown, but not ranked among those that can
+INK, LINE = "#1f262d", "#d3d9df"  # of the figures; the page puts its own in their place, light or dark
+COLOURS = ("#2878d0", "#d9730d", "#1c9a63", "#d8434f", "#8f63d9", "#1496a6", "#cc559f", "#8c8a1c", "#7d8791")
+DASHES = ("", "5 2", "1.5 1.5")
+SHADES = "viridis"
+
+Numbers = dict[str, float]
+"""what a paper printed of one method: acc, acc_std, bwt, bwt_std"""
+
+
+# ---- what was found ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """The seeds of one method with one set of settings."""
+
+    benchmark: str
+    method: str
+    changed: dict[str, Any]
+    records: list[dict[str, Any]]
+    variant: int = 1
+    """counts the groups that have the same name but other settings"""
+
+    @property
+    def settings(self) -> str:
+        text = ", ".join(f"{k}={_text(v)}" for k, v in sorted(self.changed.items()))
+        return text + (f" (settings {self.variant})" if self.variant > 1 else "")
+
+    @property
+    def label(self) -> str:
+        return f"{self.method} {self.settings}".strip()
+
+    @property
+    def seeds(self) -> list[int]:
+        return [record["seed"] for record in self.records]
+
+    @property
+    def paper(self) -> bool:
+        """Whether it ran as the protocol says."""
+        return not self.changed and self.variant == 1
+
+    def values(self, key: str) -> list[float]:
+        return [row[key] for row in table(self.records)]
+
+    def mean(self, key: str) -> float:
+        return statistics.fmean(self.values(key))
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Average accuracy after each task: mean and standard deviation over the seeds."""
+        each = np.array([[statistics.fmean(row) for row in record["accuracy"]] for record in self.records])
+        return each.mean(0), each.std(0, ddof=1) if len(each) > 1 else np.zeros(each.shape[1])
+
+    def matrix(self) -> np.ndarray:
+        """R, the mean over the seeds; nan above the diagonal."""
+        tasks = len(self.records[0]["accuracy"])
+        padded = [[row + [math.nan] * (tasks - len(row)) for row in record["accuracy"]] for record in self.records]
+        return np.array(padded).mean(0)
+
+
+@dataclass
+class Found:
+    """What a folder of results holds."""
+
+    groups: list[Group] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A paper's numbers, and the seeds that the suite beside them asks for."""
+
+    numbers: dict[str, dict[str, Numbers]] = field(default_factory=dict)
+    seeds: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+
+
+def collect(folder: Path) -> Found:
+    """Every record below a folder; what cannot be used is named, never passed over."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}: give the one that `rgo run --out` wrote to")
+    found, groups, seen = Found(), dict[str, Group](), dict[tuple[str, int], str]()
+    for path in sorted(folder.rglob("seed-*.json")):
+        name = path.relative_to(folder).as_posix()
+        try:
+            record = _whole(read(path))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"has no {error}" if isinstance(error, KeyError) else str(error).replace(str(path), "it")
+            found.unreadable.append((name, why))
+            continue
+        settings = {k: v for k, v in record["settings"].items() if k != "threads"}
+        key = json.dumps([record["benchmark"], record["method"], record["changed"], settings], sort_keys=True)
+        if (first := seen.setdefault((key, record["seed"]), name)) != name:
+            found.notes.append(f"{name} repeats the run of {first}: only the first counts")
+            continue
+        group = Group(record["benchmark"], record["method"], record["changed"], [])
+        groups.setdefault(key, group).records.append(record)
+    names = Counter[str]()
+    for group in groups.values():
+        name = f"{group.benchmark}: {group.label}"
+        names[name] += 1
+        if names[name] > 1:
+            group = replace(group, variant=names[name])
+            found.notes.append(
+                f"{name} was run with different settings under one name, so its seeds are not averaged: "
+                f"“settings {group.variant}” stands among the changed runs"
+            )
+        group.records.sort(key=lambda record: record["seed"])
+        found.groups.append(group)
+    stems = {path.with_suffix("") for end in ("lock", "task", "step") for path in folder.rglob(f"seed-*.{end}")}
+    left = sorted(stem for stem in stems if not stem.with_suffix(".json").exists())
+    found.unfinished = [stem.relative_to(folder).as_posix() for stem in left]
+    return found
+
+
+def read_published(file: Path | None) -> Published:
+    """`[paper.BENCHMARK] METHOD = { acc, acc_std, bwt, bwt_std }`, and `[[runs]]` as `rgo suite` takes them."""
+    if file is None:
+        return Published()
+    data = tomllib.loads(file.read_text())
+    seeds: dict[tuple[str, str], list[int]] = {}
+    for entry in data.pop("runs", []):
+        if not entry.keys() & {"model", "tasks", "steps", "set"}:
+            wanted = entry.get("seeds", 1)
+            for method in entry["methods"]:
+                seeds[entry["benchmark"], method] = list(range(wanted) if isinstance(wanted, int) else wanted)
+    numbers = data.get("paper", data)
+    return Published({name: methods for name, methods in numbers.items() if isinstance(methods, dict)}, seeds)
+
+
+def _whole(record: dict[str, Any]) -> dict[str, Any]:
+    """The record, if a report can be made of it."""
+    row = table([record])[0]
+    tasks, rows = record["settings"]["tasks"], len(record["accuracy"])
+    if tasks is not None and tasks != rows:
+        raise ValueError(f"holds {rows} of {tasks} tasks")
+    if not all(isinstance(row[key], str) for key in ("benchmark", "method")) or not isinstance(row["seed"], int):
+        raise ValueError("has a benchmark, method or seed of the wrong type")
+    for key in ("seconds_train", "seconds_end_task", "seconds_evaluate", "memory", "capacity"):
+        float(row[key])
+    float(record["parameters"])
+    dict(record["changed"]), dict(record["environment"])
+    return record
+
+
+# ---- tables -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    definition: str = ""
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str = ""
+    order: float | str | None = None
+    """what it is sorted by; None goes last"""
+    note: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table, before it is Markdown, LaTeX or HTML."""
+
+    caption: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+    sorted_by: int | None = None
+
+    def markdown(self) -> str:
+        def cell(c: Cell) -> str:
+            text = f"**{c.text}**" if c.best else c.text
+            return (text + f" ({c.note})" * bool(c.note)).replace("|", "\\|").replace("\n", " ")
+
+        lines = [[c.title for c in self.columns], ["---:" if c.numeric else ":---" for c in self.columns]]
+        lines += [[cell(c) for c in row] for row in self.rows]
+        return f"{self.caption}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    def latex(self) -> str:
+        def cell(c: Cell) -> str:
+            text = f"\\textbf{{{_tex(c.text)}}}" if c.best else _tex(c.text)
+            return text + f" ({_tex(c.note)})" * bool(c.note)
+
+        head = " & ".join(_tex(c.title) for c in self.columns)
+        body = "".join(" & ".join(map(cell, row)) + " \\\\\n" for row in self.rows)
+        spec = "".join("r" if c.numeric else "l" for c in self.columns)
+        return (
+            f"% {self.caption}\n% needs \\usepackage{{booktabs}}\n\\begin{{tabular}}{{{spec}}}\n\\toprule\n"
+            f"{head} \\\\\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
+        )
+
+
+def _sentence(function: Callable[..., Any]) -> str:
+    """What a metric is: the first sentence of its docstring."""
+    text = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+    return text[:1].upper() + text[1:]
+
+
+# key in results.table -> its column, and which way is better
+MEASURES: dict[str, tuple[Column, int]] = {
+    "acc": (Column("ACC", _sentence(metrics.average_accuracy)), 1),
+    "bwt": (Column("BWT", _sentence(metrics.backward_transfer)), 1),
+    "forgetting": (Column("Forgetting", _sentence(metrics.forgetting)), -1),
+    "learning": (Column("Learning", _sentence(metrics.learning_accuracy)), 1),
+    "train_acc": (Column("Train", "The mean accuracy over the training data of all tasks after the last one."), 1),
+}
+SEEDS = Column("Seeds", "Runs that the mean is over, of those asked for, and the seeds that are missing.")
+METHOD = Column("Method", numeric=False)
+CHANGED = Column("Changed", "The settings in which the run departs from the protocol.", numeric=False)
+PAPER = Column("Paper", "The number that the paper prints.")
+GAP = Column("Gap", "This number less the paper's, in points, and in σ = √(s² + s²paper), the spreads of both over seeds.")
+AGAINST = Column("± protocol", "ACC less the ACC of the same method as the protocol runs it, in points.")
+
+
+def paper_sheet(benchmark: str, groups: Sequence[Group], published: Published) -> Sheet:
+    """The runs as the protocol says, best in bold, with the paper's numbers beside them."""
+    printed = published.numbers.get(benchmark, {})
+    by_method = {g.method: g for g in groups if g.paper}
+    asked = [m for b, m in published.seeds if b == benchmark]
+    methods = list(dict.fromkeys([*sorted(by_method, key=lambda m: -by_method[m].mean("acc")), *printed, *asked]))
+    union = sorted({seed for g in by_method.values() for seed in g.seeds})
+    ranked = [g for g in by_method.values() if g.method != REFERENCE]
+    columns, rows = [METHOD, SEEDS], []
+    for key, (column, _) in MEASURES.items():
+        columns += [column, PAPER, GAP] if printed and key in ("acc", "bwt") else [column]
+    best = {key: max((sign * round(g.mean(key), 2) for g in ranked), default=0) for key, (_, sign) in MEASURES.items()}
+    for method in methods:
+        group = by_method.get(method)
+        row = [Cell(method, method), _seeds(group, published.seeds.get((benchmark, method), union))]
+        for key, (_, sign) in MEASURES.items():
+            wins = group in ranked and group is not None and sign * round(group.mean(key), 2) == best[key]
+            row.append(replace(_measure(group, key), best=wins))
+            if printed and key in ("acc", "bwt"):
+                row += _beside(group, key, printed.get(method, {}))
+        rows.append(row)
+    return Sheet(f"{benchmark}: as the protocol says", columns, rows, columns.index(MEASURES["acc"][0]))
+
+
+def changed_sheet(benchmark: str, groups: Sequence[Group]) -> Sheet:
+    """The runs that depart from the protocol, each against the same method that does not."""
+    base = {g.method: g.mean("acc") for g in groups if g.paper}
+    rows = []
+    for g in sorted((g for g in groups if not g.paper), key=lambda g: g.label):
+        gap = g.mean("acc") - base[g.method] if g.method in base else None
+        against = Cell("–") if gap is None else Cell(_signed(gap), gap)
+        measures = [_measure(g, key) for key in MEASURES]
+        rows.append([Cell(g.method, g.method), Cell(g.settings, g.settings), _seeds(g, g.seeds), *measures, against])
+    columns = [METHOD, CHANGED, SEEDS, *(column for column, _ in MEASURES.values()), AGAINST]
+    return Sheet(f"{benchmark}: with changed settings", columns, rows)
+
+
+def cost_sheet(benchmark: str, groups: Sequence[Group]) -> Sheet:
+    """Time, memory and capacity: means over the seeds."""
+    columns = [
+        METHOD,
+        CHANGED,
+        Column("Train, s", "Seconds in training steps, all tasks together."),
+        Column("End of task, s", "Seconds between tasks, in which a method takes in what it must remember."),
+        Column("Evaluate, s", "Seconds answering the test data of all tasks so far, after each task."),
+        Column("Memory", "What the method keeps besides the models that it answers with."),
+        Column("Capacity", "The parameters it answers with, relative to the one model."),
+        Column("Parameters", "Of the one model."),
+        Column("Device", "Times compare only on the same one.", numeric=False),
+    ]
+    rows = []
+    for g in sorted(groups, key=lambda g: (not g.paper, g.label)):
+        seconds = [g.mean(f"seconds_{part}") for part in ("train", "end_task", "evaluate")]
+        memory, capacity = g.mean("memory"), g.mean("capacity")
+        parameters = statistics.fmean(r["parameters"] for r in g.records)
+        device = ", ".join(sorted({_device(r["environment"]) for r in g.records}))
+        rows.append(
+            [
+                Cell(g.method, g.method),
+                Cell(g.settings or "–", g.settings),
+                *(Cell(f"{s:.1f}", s) for s in seconds),
+                Cell(_bytes(memory), memory),
+                Cell(f"{capacity:.0f} %", capacity),
+                Cell(f"{parameters:,.0f}", parameters),
+                Cell(device, device),
+            ]
+        )
+    return Sheet(f"{benchmark}: cost", columns, rows)
+
+
+def _seeds(group: Group | None, wanted: Iterable[int]) -> Cell:
+    have = group.seeds if group else []
+    missing = sorted({*wanted} - {*have})
+    if not missing:
+        return Cell(str(len(have)), len(have))
+    return Cell(f"{len(have)}/{len(have) + len(missing)}", len(have), f"missing {', '.join(map(str, missing))}")
+
+
+def _measure(group: Group | None, key: str) -> Cell:
+    return Cell(spread(group.values(key)), group.mean(key)) if group else Cell("–")
+
+
+def _beside(group: Group | None, key: str, printed: Numbers) -> list[Cell]:
+    """The paper's number, and how far ours is from it."""
+    if key not in printed:
+        return [Cell("–"), Cell("–")]
+    std = printed.get(f"{key}_std")
+    paper = Cell(f"{printed[key]:.2f}" + ("" if std is None else f" ± {std:.2f}"), printed[key])
+    if group is None:
+        return [paper, Cell("–")]
+    gap, values = group.mean(key) - printed[key], group.values(key)
+    sigma = math.hypot(statistics.stdev(values), std or 0) if len(values) > 1 else 0  # one run has no spread
+    return [paper, Cell(_signed(gap), gap, f"{gap / sigma:+.1f} σ" if sigma else "")]
+
+
+def _signed(value: float) -> str:
+    return f"{round(value, 2) + 0.0:+.2f}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"
+
+
+def _device(environment: dict[str, Any]) -> str:
+    device = environment.get("device", "cpu")
+    if device != "cpu":
+        return str(device)
+    threads = environment.get("threads", 1)
+    return f"{environment.get('processor', 'cpu')}, {threads} thread{'s' * (threads != 1)}"
+
+
+def _tex(text: str) -> str:
+    text = re.sub(r"\\|[&%$#_{}~^]", lambda m: TEX.get(m[0], "\\" + m[0]), text)
+    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", text)
+    return text.replace("√(s² + s²paper)", "$\\sqrt{s^2+s_p^2}$").replace("±", "$\\pm$").replace("σ", "$\\sigma$")
+
+
+TEX = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
+
+
+# ---- figures ----------------------------------------------------------------------------------------------------
+
+
+def _style(position: int) -> tuple[str, str]:
+    """A colour and a dash: neither is repeated before the other has changed."""
+    return COLOURS[position % len(COLOURS)], DASHES[position // len(COLOURS) % len(DASHES)]
+
+
+def styles(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """Of the curves: a method has its own on all benchmarks; changed runs have theirs by their place."""
+    names = list(METHODS)
+    return [
+        _style(names.index(g.method) if g.paper and g.method in names else len(names) * g.paper + i)
+        for i, g in enumerate(groups)
+    ]
+
+
+def curves(groups: Sequence[Group], legend: bool = False) -> str:
+    """Average accuracy against the number of tasks, with a band of one standard deviation over the seeds."""
+
+    def draw() -> Figure:
+        figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+        axes = figure.subplots()
+        for group, (colour, dash) in zip(groups, styles(groups)):
+            (mean, std), style = group.curve(), (0, tuple(map(float, dash.split()))) if dash else "-"
+            tasks = np.arange(1, len(mean) + 1)
+            axes.plot(tasks, mean, color=colour, ls=style, lw=1.6, marker="o", ms=2.4, label=group.label)
+            if len(group.records) > 1:
+                axes.fill_between(tasks, mean - std, mean + std, color=colour, alpha=0.18, lw=0)
+        axes.set(xlabel="number of tasks learned", ylabel="average accuracy, %")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(lw=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        if legend:
+            figure.legend(loc="outside right upper", frameon=False)
+        return figure
+
+    return _svg(draw)
+
+
+def heat_map(group: Group, low: float, high: float) -> str:
+    """The accuracy matrix: row k, counted from 1, has the tasks 1 to k after task k."""
+
+    def draw() -> Figure:
+        figure = Figure(figsize=(2.1, 2.1), layout="constrained")
+        axes = figure.subplots()
+        matrix = group.matrix()
+        edges = (0.5, len(matrix) + 0.5)
+        axes.imshow(
+            matrix, cmap=SHADES, vmin=low, vmax=high, interpolation="none", extent=(*edges, edges[1], edges[0])
+        )
+        axes.set(xlabel="accuracy of task", ylabel="after task")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+        axes.spines[["top", "right"]].set_visible(False)
+        return figure
+
+    return _svg(draw)
+
+
+def _svg(draw: Callable[[], Figure]) -> str:
+    """The same bytes everywhere: the default style, no date, names of elements from their contents."""
+    own = {"svg.hashsalt": "rgo", "svg.fonttype": "none", "font.size": 9, "grid.color": LINE}
+    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+    buffer = io.StringIO()
+    with matplotlib.style.context(["default", own | ink]):
+        nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        draw().savefig(buffer, format="svg", metadata=nothing, transparent=True)
+    return buffer.getvalue()
+
+
+def _inline(svg: str, name: str, label: str) -> Markup:
+    """For the page: in its colours, with a label, and element names that no other figure has."""
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg[svg.index("<svg") :])
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
+    svg = svg.replace(INK, "currentColor").replace(LINE, "var(--line)")
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1).strip())
+
+
+# ---- the page ---------------------------------------------------------------------------------------------------
+
+
+def report(results: Path, out: Path, published: Path | None = None) -> Path:
+    """Write the report on the runs below `results` into the folder `out`; returns its page.
+
+    `published` is a TOML file with a paper's numbers, as experiments/table1.toml.
+    """
+    found, numbers = collect(results), read_published(published)
+    out.mkdir(parents=True, exist_ok=True)
+    by_benchmark: dict[str, list[Group]] = {}
+    for group in found.groups:
+        by_benchmark.setdefault(group.benchmark, []).append(group)
+    sections = [
+        _section(name, groups, numbers, out, f"b{i}") for i, (name, groups) in enumerate(sorted(by_benchmark.items()))
+    ]
+    waiting = sorted(({*numbers.numbers} | {b for b, _ in numbers.seeds}) - {*by_benchmark})
+    environment = Environment(
+        loader=PackageLoader("rgo"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["minus"] = lambda text: re.sub(r"(?<![\w.])-(?=\d)", "−", text)
+    page = environment.get_template("report.html").render(
+        found=found,
+        sections=sections,
+        waiting=waiting if sections else [],
+        runs=sum(len(g.records) for g in found.groups),
+        methods=len({g.method for g in found.groups}),
+        matrix=_matrix_sentence(),
+        published=bool(numbers.numbers),
+    )
+    index = out / "index.html"
+    index.write_text(page, encoding="utf-8")
+    return index
+
+
+def _section(name: str, groups: list[Group], published: Published, out: Path, id: str) -> dict[str, Any]:
+    """What the template shows of a benchmark; its Markdown, LaTeX and SVG files on the way."""
+    by_accuracy = sorted(groups, key=lambda g: (-g.mean("acc"), g.label))
+    paper, changed = [g for g in by_accuracy if g.paper], [g for g in by_accuracy if not g.paper]
+    sheets = {
+        "paper": paper_sheet(name, groups, published) if paper else None,
+        "changed": changed_sheet(name, groups) if changed else None,
+        "cost": cost_sheet(name, groups),
+    }
+    file = re.sub(r"[^\w-]+", "-", name)
+    written = [sheet for sheet in sheets.values() if sheet]
+    (out / f"{file}.md").write_text(f"# {name}\n\n" + "\n".join(s.markdown() for s in written), encoding="utf-8")
+    (out / f"{file}.tex").write_text("\n".join(s.latex() for s in written), encoding="utf-8")
+    (out / f"{file}.svg").write_text(curves(paper or changed, legend=True), encoding="utf-8")
+    return {
+        "name": name,
+        "id": id,
+        "file": file,
+        "sheets": sheets,
+        "paper": _figures(paper, f"{id}p") if paper else None,
+        "changed": _figures(changed, f"{id}c") if changed else None,
+        "protocols": sorted({_protocol(g.records[0]["settings"]) for g in paper}),
+        "made": sorted({_made(r) for g in groups for r in g.records}),
+    }
+
+
+def _figures(groups: list[Group], id: str) -> dict[str, Any]:
+    """Curves and heat maps of some runs of a benchmark."""
+    matrices = [g.matrix() for g in groups]
+    low = 10 * math.floor(min(float(np.nanmin(m)) for m in matrices) / 10)
+    high = max(10 * math.ceil(max(float(np.nanmax(m)) for m in matrices) / 10), low + 10)
+    label = "Average accuracy against number of tasks: " + "; ".join(f"{g.label} ends at {g.mean('acc'):.1f}" for g in groups)
+    shade = partial(matplotlib.colors.to_hex)
+    return {
+        "curves": _inline(curves(groups), id, label),
+        "legend": [(g.label, spread(g.values("acc")), *style) for g, style in zip(groups, styles(groups))],
+        "maps": [
+            (
+                g.label,
+                len(g.records),
+                _inline(
+                    heat_map(g, low, high),
+                    f"{id}{i}",
+                    f"Accuracy matrix of {g.label}: {m[0, 0]:.1f} for the first task at first, {m[-1, 0]:.1f} in the end",
+                ),
+            )
+            for i, (g, m) in enumerate(zip(groups, matrices))
+        ],
+        "low": low,
+        "high": high,
+        "shades": ", ".join(shade(colormaps[SHADES](i / 8)) for i in range(9)),
+    }
+
+
+def _protocol(settings: dict[str, Any]) -> str:
+    lr = settings.get("lr")
+    return (
+        f"{settings.get('model')}, {settings.get('tasks')} tasks, {settings.get('steps')} steps of "
+        f"{settings.get('batch_size')} a task, learning rate {lr}"
+    )
+
+
+def _made(record: dict[str, Any]) -> str:
+    e = record["environment"]
+    return f"commit {str(record.get('commit'))[:12]} · torch {e.get('torch')} · Python {e.get('python')} · {_device(e)}"
+
+
+def _matrix_sentence() -> str:
+    """What R is, in the words of rgo.metrics."""
+    return " ".join((inspect.getdoc(metrics) or "").partition("\n\n")[2].split())
