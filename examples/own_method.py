@@ -21,7 +21,7 @@ from rgo.runner import run
 class Anchor(Method):
     remembers = constant = ("anchor",)  # saved and counted as memory; does not change inside a task
 
-    def __init__(self, model: nn.Module, *, lr: float = 0.1, encode: bool = False, strength: float = 0.1) -> None:
+    def __init__(self, model: nn.Module, *, lr: float = 0.1, encode: bool = False, strength: float = 0.02) -> None:
         super().__init__(model, lr=lr, encode=encode)
         self.strength = strength
         self.anchor: list[Tensor] = []  # theta*, empty until a task has ended

@@ -14,6 +14,11 @@ METHODS = {
     "rgo": "RGO",
     "rgo-2": "RGO without FEL",
     "fel": "FEL alone",
+    "los": "LOS",
+    "gpm": "GPM",
+    "er-ring": "ER-Ring (replay)",
+    "a-gem": "A-GEM (replay)",
+    "ewc": "EWC",
     "sgd": "plain SGD",
     "stl": "a model per task (STL)",
 }
@@ -60,11 +65,12 @@ def mnist(found: Rows) -> str:
 def cifar(found: Rows) -> str:
     """Split CIFAR-100: what has been run so far."""
     lines = ["| ACC / BWT | here | seeds | paper |", "|---|---|---|---|"]
-    for (benchmark, method, changed), group in sorted(found.items(), key=lambda item: list(METHODS).index(item[0][1])):
-        if benchmark == "split-cifar100":
-            norm = {("sgd", ""): ", BatchNorm", ("sgd", "norm=None"): ", no BatchNorm"}.get((method, changed), "")
-            paper = "-" if changed else published(benchmark, method)
-            lines.append(f"| {METHODS[method]}{norm} | {cell(group)} | {len(group)} | {paper} |")
+    here = [key for key in found if key[0] == "split-cifar100"]
+    for benchmark, method, changed in sorted(here, key=lambda key: list(METHODS).index(key[1])):
+        group = found[benchmark, method, changed]
+        norm = {("sgd", ""): ", BatchNorm", ("sgd", "norm=None"): ", no BatchNorm"}.get((method, changed), "")
+        paper = "-" if changed else published(benchmark, method)
+        lines.append(f"| {METHODS[method]}{norm} | {cell(group)} | {len(group)} | {paper} |")
     return "\n".join(lines)
 
 

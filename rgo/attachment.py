@@ -22,7 +22,7 @@ from .survey import Site, Survey, check_memory, is_skipped, join, survey, tie
 if TYPE_CHECKING:
     from .rgo import RGO
 
-FULL = 0.02  # share of free directions below which begin_task warns
+FULL = 0.01  # share of free directions below which begin_task warns
 
 
 class Wiring:

@@ -1,4 +1,4 @@
-"""The command line: `rgo list | run | suite | report | data | doctor | demo`.
+"""The command line: `rgo list | run | suite | report | data | doctor`.
 
 Exit codes: 0 done, 1 some runs failed, 2 the command or its input is wrong, 130 stopped by Ctrl-C.
 """
@@ -19,6 +19,8 @@ from rich.table import Table
 
 from . import results
 from .benchmarks import BENCHMARKS
+from .cli_data import app as data_app
+from .cli_doctor import doctor
 from .experiment import Experiment, experiment
 from .methods import METHODS
 from .models import MODELS
@@ -29,6 +31,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(data_app, name="data")
+app.command()(doctor)
 console, errors = Console(), Console(stderr=True)
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the results.")]
@@ -46,6 +50,8 @@ def _fail(message: object) -> typer.Exit:
 
 def _value(text: str) -> Any:
     """A setting's value: TOML where it is (numbers, true, lists, quoted text), else the text itself."""
+    if text.lower() == "none":
+        return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -135,6 +141,27 @@ def _experiment(benchmark: str, method: str, seed: int, changes: dict[str, Any])
     return experiment(benchmark, method, seed, **changes)
 
 
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of the results.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the report.")] = Path("report"),
+    published: Annotated[
+        Path | None, typer.Option("--published", help="TOML with published numbers, as experiments/table1.toml.")
+    ] = None,
+) -> None:
+    """Tables, curves and heat maps of all results below a folder, as one page.
+
+    Example: rgo report experiments/results -o report/ --published experiments/table1.toml
+    """
+    from .report import report as write_report
+
+    try:
+        page = write_report(folder, out, published)
+    except (OSError, ValueError) as error:
+        raise _fail(error) from None
+    console.print(f"{page}", highlight=False)
+
+
 def read_suite(file: Path) -> list[Experiment]:
     """The runs that a suite names, seed by seed, so that every cell gets its first seed first."""
     content = tomllib.loads(file.read_text())
@@ -183,9 +210,11 @@ def _do(
 ) -> None:
     try:
         failed = run_all(experiments, out, jobs=jobs, device=device, capture=capture, checkpoint_every=every)
-        done = [results.read(e.path(out)) for e in experiments if e.path(out).exists()]
+        paths = dict.fromkeys(e.path(out) for e in experiments)
+        done = [results.read(path) for path in paths if path.exists()]
     except KeyboardInterrupt:
-        errors.print("Stopped. What is finished is kept and the rest has checkpoints: the same command goes on.")
+        said = "Stopped. What is finished is kept and the rest has checkpoints: the same command goes on."
+        errors.print(said, soft_wrap=True)
         raise typer.Exit(130) from None
     except (OSError, ValueError) as error:
         raise _fail(error) from None
@@ -213,6 +242,7 @@ def summary(records: list[dict[str, Any]]) -> Table:
 
 def main() -> None:
     """The entry point `rgo`."""
+    sys.path.insert(0, "")  # `--model mymodule:function` finds a module in this folder, as `python -m` would
     try:
         app()
     except KeyboardInterrupt:

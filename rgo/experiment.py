@@ -55,6 +55,8 @@ def experiment(benchmark: str, method: str, seed: int, **changes: Any) -> Experi
     if "model" in changes and changes["model"] != protocol["model"]:
         settings["model"] = changes["model"]
         settings["model_options"] = {k: v for k, v in protocol["model_options"].items() if k in ("image", "classes")}
+    if ":" not in settings["model"]:
+        _known(settings["model"], MODELS, "model")
     owners = {
         "method_options": METHODS[method].options,
         "model_options": _arguments(MODELS[settings["model"]]) if settings["model"] in MODELS else None,

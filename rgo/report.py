@@ -1,7 +1,8 @@
 """The report on a folder of results: tables for Markdown and LaTeX, and one page for the browser.
 
-It is a function of the files alone: the same results give the same bytes. Beside `index.html`, which loads nothing,
-each benchmark has its tables as `<benchmark>.md` and `<benchmark>.tex`, and its curves as `<benchmark>.svg`.
+It is a function of the files alone: the same results give the same bytes, wherever they lie. Beside
+`index.html`, which loads nothing, each benchmark has its tables as `<benchmark>.md` and `<benchmark>.tex`, and its
+curves as `<benchmark>.svg`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib import colormaps
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -37,6 +39,7 @@ INK, LINE = "#1f262d", "#d3d9df"  # of the figures; the page puts its own in the
 COLOURS = ("#2878d0", "#d9730d", "#1c9a63", "#d8434f", "#8f63d9", "#1496a6", "#cc559f", "#8c8a1c", "#7d8791")
 DASHES = ("", "5 2", "1.5 1.5")
 SHADES = "viridis"
+STEPS = (1, 2, 5, 10)  # between ticks
 
 Numbers = dict[str, float]
 """what a paper printed of one method: acc, acc_std, bwt, bwt_std"""
@@ -58,12 +61,12 @@ class Group:
 
     @property
     def settings(self) -> str:
-        text = ", ".join(f"{k}={_text(v)}" for k, v in sorted(self.changed.items()))
-        return text + (f" (settings {self.variant})" if self.variant > 1 else "")
+        text = ", ".join(f"{k}={v}" for k, v in sorted(self.changed.items()))
+        return text + f" (settings {self.variant})" * (self.variant > 1)
 
     @property
     def label(self) -> str:
-        return f"{self.method} {self.settings}".strip()
+        return " ".join([self.method, *self.settings.split()])
 
     @property
     def seeds(self) -> list[int]:
@@ -74,8 +77,12 @@ class Group:
         """Whether it ran as the protocol says."""
         return not self.changed and self.variant == 1
 
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        return table(self.records)
+
     def values(self, key: str) -> list[float]:
-        return [row[key] for row in table(self.records)]
+        return [row[key] for row in self.rows]
 
     def mean(self, key: str) -> float:
         return statistics.fmean(self.values(key))
@@ -89,7 +96,8 @@ class Group:
         """R, the mean over the seeds; nan above the diagonal."""
         tasks = len(self.records[0]["accuracy"])
         padded = [[row + [math.nan] * (tasks - len(row)) for row in record["accuracy"]] for record in self.records]
-        return np.array(padded).mean(0)
+        mean: np.ndarray = np.array(padded).mean(0)
+        return mean
 
 
 @dataclass
@@ -123,7 +131,7 @@ def collect(folder: Path) -> Found:
             why = f"has no {error}" if isinstance(error, KeyError) else str(error).replace(str(path), "it")
             found.unreadable.append((name, why))
             continue
-        settings = {k: v for k, v in record["settings"].items() if k != "threads"}
+        settings = {**record["settings"], "threads": None, "tasks": len(record["accuracy"])}
         key = json.dumps([record["benchmark"], record["method"], record["changed"], settings], sort_keys=True)
         if (first := seen.setdefault((key, record["seed"]), name)) != name:
             found.notes.append(f"{name} repeats the run of {first}: only the first counts")
@@ -230,25 +238,25 @@ class Sheet:
 
 
 def _sentence(function: Callable[..., Any]) -> str:
-    """What a metric is: the first sentence of its docstring."""
+    """What a metric is: the first sentence of its docstring, without the name that may begin it."""
     text = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
-    return text[:1].upper() + text[1:]
+    return re.sub(r"^[A-Z]+ = ", "", text)
 
 
-# key in results.table -> its column, and which way is better
+# key in results.table -> its column, and which way is better (0: neither)
 MEASURES: dict[str, tuple[Column, int]] = {
     "acc": (Column("ACC", _sentence(metrics.average_accuracy)), 1),
     "bwt": (Column("BWT", _sentence(metrics.backward_transfer)), 1),
     "forgetting": (Column("Forgetting", _sentence(metrics.forgetting)), -1),
     "learning": (Column("Learning", _sentence(metrics.learning_accuracy)), 1),
-    "train_acc": (Column("Train", "The mean accuracy over the training data of all tasks after the last one."), 1),
+    "train_acc": (Column("Train", "The mean accuracy over the training data of all tasks after the last one."), 0),
 }
 SEEDS = Column("Seeds", "Runs that the mean is over, of those asked for, and the seeds that are missing.")
 METHOD = Column("Method", numeric=False)
 CHANGED = Column("Changed", "The settings in which the run departs from the protocol.", numeric=False)
 PAPER = Column("Paper", "The number that the paper prints.")
-GAP = Column("Gap", "This number less the paper's, in points, and in σ = √(s² + s²paper), the spreads of both over seeds.")
-AGAINST = Column("± protocol", "ACC less the ACC of the same method as the protocol runs it, in points.")
+GAP = Column("Gap", "Ours less the paper's, in points; and in σ, the root of both variances over seeds added.")
+AGAINST = Column("To protocol", "ACC less the ACC of the same method as the protocol runs it, in points.")
 
 
 def paper_sheet(benchmark: str, groups: Sequence[Group], published: Published) -> Sheet:
@@ -258,16 +266,18 @@ def paper_sheet(benchmark: str, groups: Sequence[Group], published: Published) -
     asked = [m for b, m in published.seeds if b == benchmark]
     methods = list(dict.fromkeys([*sorted(by_method, key=lambda m: -by_method[m].mean("acc")), *printed, *asked]))
     union = sorted({seed for g in by_method.values() for seed in g.seeds})
-    ranked = [g for g in by_method.values() if g.method != REFERENCE]
+    ranked = {method: g for method, g in by_method.items() if method != REFERENCE}
     columns, rows = [METHOD, SEEDS], []
     for key, (column, _) in MEASURES.items():
         columns += [column, PAPER, GAP] if printed and key in ("acc", "bwt") else [column]
-    best = {key: max((sign * round(g.mean(key), 2) for g in ranked), default=0) for key, (_, sign) in MEASURES.items()}
+    best = {
+        k: max((sign * round(g.mean(k), 2) for g in ranked.values()), default=0) for k, (_, sign) in MEASURES.items()
+    }
     for method in methods:
         group = by_method.get(method)
         row = [Cell(method, method), _seeds(group, published.seeds.get((benchmark, method), union))]
         for key, (_, sign) in MEASURES.items():
-            wins = group in ranked and group is not None and sign * round(group.mean(key), 2) == best[key]
+            wins = bool(sign) and method in ranked and sign * round(ranked[method].mean(key), 2) == best[key]
             row.append(replace(_measure(group, key), best=wins))
             if printed and key in ("acc", "bwt"):
                 row += _beside(group, key, printed.get(method, {}))
@@ -311,7 +321,7 @@ def cost_sheet(benchmark: str, groups: Sequence[Group]) -> Sheet:
             [
                 Cell(g.method, g.method),
                 Cell(g.settings or "–", g.settings),
-                *(Cell(f"{s:.1f}", s) for s in seconds),
+                *(Cell(f"{s:.1f}" if s >= 10 else f"{s:.2f}", s) for s in seconds),
                 Cell(_bytes(memory), memory),
                 Cell(f"{capacity:.0f} %", capacity),
                 Cell(f"{parameters:,.0f}", parameters),
@@ -326,7 +336,7 @@ def _seeds(group: Group | None, wanted: Iterable[int]) -> Cell:
     missing = sorted({*wanted} - {*have})
     if not missing:
         return Cell(str(len(have)), len(have))
-    return Cell(f"{len(have)}/{len(have) + len(missing)}", len(have), f"missing {', '.join(map(str, missing))}")
+    return Cell(f"{len(have)}/{len(have) + len(missing)}", len(have), f"missing {_ranges(missing)}")
 
 
 def _measure(group: Group | None, key: str) -> Cell:
@@ -350,8 +360,15 @@ def _signed(value: float) -> str:
     return f"{round(value, 2) + 0.0:+.2f}"
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _ranges(numbers: Sequence[int]) -> str:
+    """0, 2, 3, 4 as "0, 2–4"."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{r[0]}–{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
 
 
 def _bytes(number: float) -> str:
@@ -373,7 +390,7 @@ def _device(environment: dict[str, Any]) -> str:
 def _tex(text: str) -> str:
     text = re.sub(r"\\|[&%$#_{}~^]", lambda m: TEX.get(m[0], "\\" + m[0]), text)
     text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", text)
-    return text.replace("√(s² + s²paper)", "$\\sqrt{s^2+s_p^2}$").replace("±", "$\\pm$").replace("σ", "$\\sigma$")
+    return text.replace("±", "$\\pm$").replace("σ", "$\\sigma$")
 
 
 TEX = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
@@ -382,25 +399,25 @@ TEX = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciici
 # ---- figures ----------------------------------------------------------------------------------------------------
 
 
-def _style(position: int) -> tuple[str, str]:
-    """A colour and a dash: neither is repeated before the other has changed."""
-    return COLOURS[position % len(COLOURS)], DASHES[position // len(COLOURS) % len(DASHES)]
-
-
 def styles(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """Of the curves: a method has its own on all benchmarks; changed runs have theirs by their place."""
-    names = list(METHODS)
-    return [
-        _style(names.index(g.method) if g.paper and g.method in names else len(names) * g.paper + i)
-        for i, g in enumerate(groups)
-    ]
+    """Colour and dash of each curve: a method has its own on all benchmarks, changed runs go by their place."""
+    names = [name for name in reversed(METHODS) if name != REFERENCE]
+
+    def style(place: int, group: Group) -> tuple[str, str]:
+        if group.paper and group.method == REFERENCE:
+            return INK, DASHES[2]
+        if group.paper:
+            place = names.index(group.method) if group.method in names else len(names) + place
+        return COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
+
+    return [style(place, group) for place, group in enumerate(groups)]
 
 
 def curves(groups: Sequence[Group], legend: bool = False) -> str:
     """Average accuracy against the number of tasks, with a band of one standard deviation over the seeds."""
 
     def draw() -> Figure:
-        figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+        figure = Figure(figsize=(7.2 if legend else 5.2, 3.2), layout="constrained")
         axes = figure.subplots()
         for group, (colour, dash) in zip(groups, styles(groups)):
             (mean, std), style = group.curve(), (0, tuple(map(float, dash.split()))) if dash else "-"
@@ -409,7 +426,7 @@ def curves(groups: Sequence[Group], legend: bool = False) -> str:
             if len(group.records) > 1:
                 axes.fill_between(tasks, mean - std, mean + std, color=colour, alpha=0.18, lw=0)
         axes.set(xlabel="number of tasks learned", ylabel="average accuracy, %")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(steps=STEPS, integer=True, min_n_ticks=1))
         axes.grid(lw=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
@@ -428,12 +445,10 @@ def heat_map(group: Group, low: float, high: float) -> str:
         axes = figure.subplots()
         matrix = group.matrix()
         edges = (0.5, len(matrix) + 0.5)
-        axes.imshow(
-            matrix, cmap=SHADES, vmin=low, vmax=high, interpolation="none", extent=(*edges, edges[1], edges[0])
-        )
+        axes.imshow(matrix, cmap=SHADES, vmin=low, vmax=high, interpolation="none", extent=(*edges, edges[1], edges[0]))
         axes.set(xlabel="accuracy of task", ylabel="after task")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+            axis.set_major_locator(MaxNLocator(nbins=5, steps=STEPS, integer=True, min_n_ticks=1))
         axes.spines[["top", "right"]].set_visible(False)
         return figure
 
@@ -487,8 +502,6 @@ def report(results: Path, out: Path, published: Path | None = None) -> Path:
         waiting=waiting if sections else [],
         runs=sum(len(g.records) for g in found.groups),
         methods=len({g.method for g in found.groups}),
-        matrix=_matrix_sentence(),
-        published=bool(numbers.numbers),
     )
     index = out / "index.html"
     index.write_text(page, encoding="utf-8")
@@ -514,6 +527,7 @@ def _section(name: str, groups: list[Group], published: Published, out: Path, id
         "id": id,
         "file": file,
         "sheets": sheets,
+        "known": [column.title for column in sheets["paper"].columns] if sheets["paper"] else [],
         "paper": _figures(paper, f"{id}p") if paper else None,
         "changed": _figures(changed, f"{id}c") if changed else None,
         "protocols": sorted({_protocol(g.records[0]["settings"]) for g in paper}),
@@ -526,11 +540,13 @@ def _figures(groups: list[Group], id: str) -> dict[str, Any]:
     matrices = [g.matrix() for g in groups]
     low = 10 * math.floor(min(float(np.nanmin(m)) for m in matrices) / 10)
     high = max(10 * math.ceil(max(float(np.nanmax(m)) for m in matrices) / 10), low + 10)
-    label = "Average accuracy against number of tasks: " + "; ".join(f"{g.label} ends at {g.mean('acc'):.1f}" for g in groups)
-    shade = partial(matplotlib.colors.to_hex)
+    ends = "; ".join(f"{g.label} ends at {g.mean('acc'):.1f}" for g in groups)
     return {
-        "curves": _inline(curves(groups), id, label),
-        "legend": [(g.label, spread(g.values("acc")), *style) for g, style in zip(groups, styles(groups))],
+        "curves": _inline(curves(groups), id, f"Average accuracy against number of tasks: {ends}"),
+        "legend": [
+            (g.label, spread(g.values("acc")), c.replace(INK, "currentColor"), d)
+            for g, (c, d) in zip(groups, styles(groups))
+        ],
         "maps": [
             (
                 g.label,
@@ -538,14 +554,14 @@ def _figures(groups: list[Group], id: str) -> dict[str, Any]:
                 _inline(
                     heat_map(g, low, high),
                     f"{id}{i}",
-                    f"Accuracy matrix of {g.label}: {m[0, 0]:.1f} for the first task at first, {m[-1, 0]:.1f} in the end",
+                    f"Accuracy matrix of {g.label}: task 1 at {m[0, 0]:.1f} once learned, at {m[-1, 0]:.1f} in the end",
                 ),
             )
             for i, (g, m) in enumerate(zip(groups, matrices))
         ],
         "low": low,
         "high": high,
-        "shades": ", ".join(shade(colormaps[SHADES](i / 8)) for i in range(9)),
+        "shades": ", ".join(to_hex(colormaps[SHADES](i / 8)) for i in range(9)),
     }
 
 
@@ -560,8 +576,3 @@ def _protocol(settings: dict[str, Any]) -> str:
 def _made(record: dict[str, Any]) -> str:
     e = record["environment"]
     return f"commit {str(record.get('commit'))[:12]} · torch {e.get('torch')} · Python {e.get('python')} · {_device(e)}"
-
-
-def _matrix_sentence() -> str:
-    """What R is, in the words of rgo.metrics."""
-    return " ".join((inspect.getdoc(metrics) or "").partition("\n\n")[2].split())

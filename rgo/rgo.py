@@ -111,7 +111,10 @@ class RGO:
             callable(curvature) or curvature in _curvature.RULES,
             f"curvature is one of {', '.join(_curvature.RULES)} or a function, got {curvature!r}",
         )
-        _check(dtype is None or dtype.is_floating_point, f"dtype is a floating-point type or None, got {dtype}")
+        _check(
+            dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point),
+            f"dtype is a floating-point type of torch or None, got {dtype!r}",
+        )
         skip, raw = _names(skip, "skip"), None if raw is None else _names(raw, "raw")
         survey.check_names(model, skip, "skip")
         survey.check_names(model, raw or (), "raw")

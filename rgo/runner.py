@@ -80,7 +80,8 @@ class _Run:
             tasks=settings["tasks"], seed=experiment.seed, **settings["benchmark_options"]
         )
         self.model = self._fresh(0).to(device)
-        self.method: Method = make(experiment, self.model, lambda k: self._fresh(k).to(device))
+        split = self.tasks[0].classes is not None
+        self.method: Method = make(experiment, self.model, lambda k: self._fresh(k).to(device), split)
         self.captured = capture and device.type == "cuda"
         if device.type == "cuda":  # as convolutions have it by default; the curvature pass sums in float32
             torch.set_float32_matmul_precision("high")

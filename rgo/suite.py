@@ -68,13 +68,15 @@ def run_all(experiments: list[Experiment], out: Path, *, jobs: int = 1, **option
     """
     named = {e.path(out): e for e in experiments}
     todo = [e for path, e in named.items() if not path.exists()]
-    console.print(f"{len(named)} runs, {len(named) - len(todo)} of them done before; results in {out}", highlight=False)
+    said = f"{len(named)} runs, {len(named) - len(todo)} of them done before; results in {out}"
+    console.print(said, markup=False, highlight=False, soft_wrap=True)
     return _work(todo, out, jobs, options) if todo else 0
 
 
 def _work(todo: list[Experiment], out: Path, jobs: int, options: dict[str, Any]) -> int:
     context = multiprocessing.get_context("spawn")
-    idle = [_Slot(context) for _ in range(min(jobs, len(todo)))]
+    slots = [_Slot(context) for _ in range(min(jobs, len(todo)))]
+    idle = slots.copy()
     running: dict[Future[None], tuple[_Slot, Experiment, TaskID]] = {}
     columns = TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn()
     failed = 0
@@ -87,14 +89,10 @@ def _work(todo: list[Experiment], out: Path, jobs: int, options: dict[str, Any])
                     try:
                         future = slot.submit(e, out, options)
                     except BrokenProcessPool:  # its process died between two runs
-                        idle.append(_Slot(context))
+                        idle.append(_renewed(slots, slot, context))
                         continue
-                    total = e.settings["tasks"] * e.settings["steps"]
-                    running[future] = (
-                        slot,
-                        e,
-                        progress.add_task(f"{e.benchmark} {e.name} {e.seed}", total=total, line=""),
-                    )
+                    name, total = f"{e.benchmark} {e.name} {e.seed}", e.settings["tasks"] * e.settings["steps"]
+                    running[future] = slot, e, progress.add_task(name, total=total, line="")
                     del todo[0]
                 done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
                 for slot, _, bar in running.values():
@@ -113,14 +111,19 @@ def _work(todo: list[Experiment], out: Path, jobs: int, options: dict[str, Any])
                         died = isinstance(error, BrokenProcessPool)
                         line = "failed: " + ("its process died" if died else f"{type(error).__name__}: {error}")
                         failed, style = failed + 1, "red"
-                        slot = _Slot(context) if died else slot
+                        slot = _renewed(slots, slot, context) if died else slot
                     idle.append(slot)
                     said = f"{e.benchmark} {e.name} seed {e.seed}: {line}"
                     console.print(said, style=style, markup=False, highlight=False, soft_wrap=True)
         finally:  # by Ctrl-C, the runs at work stop where they next report
-            for slot in [*idle, *(slot for slot, _, _ in running.values())]:
+            for slot in slots:
                 slot.stop.set()
-                slot.pool.shutdown(wait=False, cancel_futures=True)
-            for slot, _, _ in running.values():
-                slot.pool.shutdown()
+            for slot in slots:
+                slot.pool.shutdown(cancel_futures=True)
     return failed
+
+
+def _renewed(slots: list[_Slot], dead: _Slot, context: SpawnContext) -> _Slot:
+    """A slot in place of one whose process has died."""
+    slot = slots[slots.index(dead)] = _Slot(context)
+    return slot

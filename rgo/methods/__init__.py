@@ -47,7 +47,8 @@ class Recipe:
         names = set(inspect.signature(self.kind.__init__).parameters)
         if "options" in names:
             names |= set(inspect.signature(RGO.__init__).parameters)
-        return names - {"self", "model", "lr", "options", "fresh", "split_head", "tasks", "skip"}
+        own = {"project"} if self.kind is RLL else set()  # its RGO never projects
+        return names - {"self", "model", "lr", "options", "fresh", "split_head", "tasks", "skip"} - own
 
 
 _BATCH_NORM = {"resnet18": {"norm": "batch"}}  # the baselines' network keeps it, RGO's cannot
@@ -83,8 +84,11 @@ METHODS: dict[str, Recipe] = {
 }
 
 
-def make(experiment: Experiment, model: nn.Module, fresh: Callable[[int], nn.Module]) -> Method:
-    """The method of an experiment on a model; `fresh(k)` is task k's own model, for STL."""
+def make(experiment: Experiment, model: nn.Module, fresh: Callable[[int], nn.Module], split: bool = False) -> Method:
+    """The method of an experiment on a model; `fresh(k)` is task k's own model, for STL.
+
+    `split`: each task has outputs of its own, so the rows of the head belong to one task each.
+    """
     recipe, settings = METHODS[experiment.method], experiment.settings
     arguments = dict(settings["method_options"])
     accepted = set(inspect.signature(recipe.kind.__init__).parameters)
@@ -92,6 +96,6 @@ def make(experiment: Experiment, model: nn.Module, fresh: Callable[[int], nn.Mod
         arguments["fresh"] = fresh
     if "tasks" in accepted:
         arguments["tasks"] = settings["tasks"]
-    if "split_head" in accepted and experiment.benchmark in _SPLITS:
+    if "split_head" in accepted and split:
         arguments["split_head"] = head_name(model)
     return recipe.kind(model, lr=settings["lr"], **arguments)

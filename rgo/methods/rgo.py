@@ -34,6 +34,8 @@ class RGOMethod(Method):
         **options: Any,
     ) -> None:
         super().__init__(model, lr=lr)
+        if isinstance(options.get("dtype"), str):  # as settings have it
+            options["dtype"] = getattr(torch, options["dtype"], options["dtype"])
         self.learner = RGO(model, skip=(split_head,) if split_head else (), **options)
         self.permute_logits = permute_logits
 
