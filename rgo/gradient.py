@@ -25,7 +25,8 @@ class Guard:
     A penalty in the loss, a use of the weight outside its layer or a fused path adds a gradient that was never
     projected. With one use of the weight the gradient that arrives must be the very tensor that was returned; this
     costs no wait for the host. Otherwise (several uses are added up by the engine; a penalty such as EWC's has a zero
-    gradient at first) the values are compared, up to rounding.
+    gradient at first) the values are compared, up to rounding. Only what ends in `.grad` is an alarm: gradients asked
+    of `torch.autograd.grad` are the user's to look at.
     """
 
     FIRST, LATER, EVERY = 10, 2, 100  # passes watched at a task's start, and after every hundred forwards
@@ -34,7 +35,9 @@ class Guard:
         self.name, self.left = name, passes
         self.parts: list[Tensor] = []  # what projections returned in the backward pass `graph`
         self.graph = -1
+        self.wrong = False
         self.handle: Any = parameter.register_hook(self._arrived)
+        self.accumulated: Any = parameter.register_post_accumulate_grad_hook(self._accumulated)
         hooks = parameter._backward_hooks
         if hooks is not None:  # before the user's own hooks, which may change the gradient as they like
             others = {key: hook for key, hook in hooks.items() if key != self.handle.id}
@@ -49,6 +52,7 @@ class Guard:
     def disarm(self) -> None:
         if self.handle is not None:
             self.handle.remove()
+            self.accumulated.remove()
         self.handle, self.parts = None, []
 
     def returned(self, grad: Tensor) -> None:
@@ -59,10 +63,7 @@ class Guard:
 
     def _arrived(self, grad: Tensor) -> None:
         parts = self.parts if self.graph == torch._C._current_graph_task_id() else []
-        self.parts = []
-        self.left -= 1
-        if self.left <= 0:
-            self.disarm()
+        self.parts, self.wrong = [], False
         if len(parts) == 1 and grad is parts[0]:
             return
         if grad.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -71,7 +72,12 @@ class Guard:
         for part in parts:
             total, size = total + part, size + part.abs()
         rounding = len(parts) * torch.finfo(grad.dtype).eps * size if len(parts) > 1 else 0.0
-        if bool(((grad - total).abs() > rounding).any()):
+        self.wrong = bool(((grad - total).abs() > rounding).any())
+
+    def _accumulated(self, _: Tensor) -> None:
+        self.left -= 1
+        if self.wrong:
+            self.wrong = False
             raise RuntimeError(
                 f"a gradient reached {self.name!r} without passing through its layer, so it was not projected and "
                 "would make the model forget. Causes: a penalty on the weights in the loss (L2, EWC), a use of the "
@@ -79,6 +85,8 @@ class Guard:
                 f"inside the task. Remove it, or attach with skip=({self.name.rsplit('.', 1)[0]!r},) to leave the "
                 "layer unprotected"
             )
+        if self.left <= 0:
+            self.disarm()
 
 
 class Covered:

@@ -148,6 +148,7 @@ class RGO:
         """The id of the task being trained."""
         return self._active
 
+    @torch.inference_mode(False)  # what is made here is trained with
     def begin_task(self, task: TaskId) -> None:
         """Start training `task`: its wiring is in force, P and its scale are frozen until `end_task`.
 
@@ -174,6 +175,7 @@ class RGO:
             raise
         attachment.warn_when_full(self._layers())
 
+    @torch.inference_mode(False)
     def end_task(
         self,
         batches: Iterable[Any],
@@ -270,6 +272,7 @@ class RGO:
         self._require_attached()
         return state.save(self)
 
+    @torch.inference_mode(False)
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from `state_dict`, bit for bit; inside a task if it was saved inside one.
 

@@ -185,6 +185,20 @@ def test_autograd_grad_gives_projected_gradients_too() -> None:
         torch.testing.assert_close(p.grad, grad, rtol=0, atol=0)
 
 
+def test_gradients_that_are_only_looked_at_are_no_alarm() -> None:
+    """A reference gradient, an influence score, a Hessian product: nothing of it is trained with."""
+    model = mlp()
+    learner = learned(model)
+    learner.begin_task(1)
+    x, y = data()
+    for _ in range(3):
+        reference = F.linear(x, model[0].weight, model[0].bias).square().mean()
+        torch.autograd.grad(reference, [model[0].weight, model[0].bias])
+        F.cross_entropy(model(x), y).backward()
+    with pytest.raises(RuntimeError, match=r"'0\.weight'"):
+        F.linear(x, model[0].weight).square().mean().backward()
+
+
 def test_a_fused_inference_path_answers_what_the_layers_answer() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)

@@ -692,3 +692,18 @@ def test_what_inference_mode_has_cached_can_be_trained_with() -> None:
     train(model, x, y, steps=2)
     with learner.task([0] * 40):
         F.cross_entropy(model(x), y).backward()
+
+
+def test_tasks_may_begin_and_end_under_inference_mode() -> None:
+    model = mlp()
+    learner = rgo.RGO(model)
+    x, y = data()
+    with torch.inference_mode():
+        learner.begin_task(0)
+    train(model, x, y, steps=2)
+    with torch.inference_mode():
+        learner.end_task([(x, y)])
+        learner.begin_task(1)
+    train(model, x, y, steps=2)
+    learner.end_task([(x, y)])
+    assert learner.tasks == (0, 1)
