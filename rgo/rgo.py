@@ -148,7 +148,6 @@ class RGO:
         """The id of the task being trained."""
         return self._active
 
-    @torch.inference_mode(False)  # what is made here is trained with
     def begin_task(self, task: TaskId) -> None:
         """Start training `task`: its wiring is in force, P and its scale are frozen until `end_task`.
 
@@ -163,19 +162,19 @@ class RGO:
                 f"begin_task({task!r}): task {self._active!r} is still being trained. Finish it first: "
                 "end_task(batches) adds what must be protected of it"
             )
-        attachment.bring_up_to_date(self)
-        before = self._active, self._current, self._first, self._sessions
-        if self._active is None:
-            self._sessions += 1
-            self._first = task if self._first is None else self._first
-        try:
-            self._activate(task)
-        except BaseException:
-            self._active, self._current, self._first, self._sessions = before
-            raise
-        attachment.warn_when_full(self._layers())
+        with torch.inference_mode(False):  # what is made here is trained with
+            attachment.bring_up_to_date(self)
+            before = self._active, self._current, self._first, self._sessions
+            if self._active is None:
+                self._sessions += 1
+                self._first = task if self._first is None else self._first
+            try:
+                self._activate(task)
+            except BaseException:
+                self._active, self._current, self._first, self._sessions = before
+                raise
+            attachment.warn_when_full(self._layers())
 
-    @torch.inference_mode(False)
     def end_task(
         self,
         batches: Iterable[Any],
@@ -198,15 +197,16 @@ class RGO:
         if self._active is None:
             raise RuntimeError("end_task without begin_task: no task is being trained. Call begin_task(id) first")
         task = self._active
-        attachment.bring_up_to_date(self)  # layers unfrozen or added inside the task
-        for covered in self._layers():
-            covered.disarm()  # the pass takes gradients of its own
-        try:
-            projections = collecting.collect(self, batches, classes, forward) if self.project else {}
-        except BaseException:
-            self._activate(task)
-            raise
-        digest = state.digest(self, task) if callable(self.encoding.encode) else None
+        with torch.inference_mode(False):  # what is made here is trained with
+            attachment.bring_up_to_date(self)  # layers unfrozen or added inside the task
+            for covered in self._layers():
+                covered.disarm()  # the pass takes gradients of its own
+            try:
+                projections = collecting.collect(self, batches, classes, forward) if self.project else {}
+                digest = state.digest(self, task) if callable(self.encoding.encode) else None
+            except BaseException:
+                self._activate(task)
+                raise
         for covered in self._layers():  # nothing can fail from here on
             if covered in projections:
                 covered.projection = projections[covered]
@@ -272,23 +272,23 @@ class RGO:
         self._require_attached()
         return state.save(self)
 
-    @torch.inference_mode(False)
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from `state_dict`, bit for bit; inside a task if it was saved inside one.
 
         Everything is compared first: after an error the learner is as it was.
         """
         self._require_attached()
-        attachment.bring_up_to_date(self, thawed=state.layers_of(saved))
-        state.compare(self, saved)
-        state.load(self, saved)
-        self._sessions += 1
-        self._active, self._current = None, None
-        for covered in self._layers():
-            covered.session = None
-            covered.disarm()
-        if saved["active"] is not None:
-            self._activate(saved["active"])
+        with torch.inference_mode(False):  # what is made here is trained with
+            attachment.bring_up_to_date(self, thawed=state.layers_of(saved))
+            state.compare(self, saved)
+            state.load(self, saved)
+            self._sessions += 1
+            self._active, self._current = None, None
+            for covered in self._layers():
+                covered.session = None
+                covered.disarm()
+            if saved["active"] is not None:
+                self._activate(saved["active"])
 
     def memory(self) -> int:
         """Bytes the learner keeps now: H and P of every layer. It does not grow with the number of tasks."""
