@@ -71,7 +71,7 @@ class Dense:
         cP = cP.to(dtype, copy=True)
         if not bias:
             return Dense(cP, None, None)
-        # Contiguous copies: products with a slice, whose rows are n + 1 apart, take half as long again.
+        # Contiguous copies: products with a slice, whose rows are n + 1 apart, take longer.
         return Dense(cP[:, :-1, :-1].contiguous(), cP[:, -1:, :-1].contiguous(), cP[:, -1:, -1:].contiguous())
 
     def times(self, A: Tensor, b: Tensor | float | None) -> tuple[Tensor, Tensor | None]:
