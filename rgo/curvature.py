@@ -149,23 +149,24 @@ def class_mask(classes: Any, C: int, device: torch.device) -> Tensor:
         raise ValueError(f"classes= is a mask of {C} booleans or a list of output indices, got {classes!r}")
     given = classes if isinstance(classes, Tensor) else torch.as_tensor(list(classes))
     if given.dtype == torch.bool:
-        _require(given.shape == (C,), f"classes= as a mask has shape ({C},), got {tuple(given.shape)}")
+        require(given.shape == (C,), f"classes= as a mask has shape ({C},), got {tuple(given.shape)}")
         mask = given.to(device)
     else:
-        _require(
+        require(
             given.dim() == 1 and not given.is_floating_point() and len(given) > 0,
             f"classes= is a mask of {C} booleans or a list of output indices, got {classes!r}",
         )
-        _require(
+        require(
             int(given.min()) >= 0 and int(given.max()) < C,
             f"classes= names outputs {int(given.min())}..{int(given.max())}, the model has 0..{C - 1}",
         )
         mask = torch.zeros(C, dtype=torch.bool, device=device)
         mask[given.to(device)] = True
-    _require(bool(mask.any()), "classes= selects no output at all")
+    require(bool(mask.any()), "classes= selects no output at all")
     return mask
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError with a message unless a condition on an argument holds."""
     if not condition:
         raise ValueError(message)

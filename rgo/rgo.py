@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from . import attachment, collecting, curvature, state, survey
+from . import attachment, collecting, state, survey
 from .attachment import Attached, RowWiring, Wiring
 from .collecting import Recorder
-from .curvature import Extractors, Rule
+from .curvature import EXTRACTORS, RULES, Extractors, Rule, require
 from .encoding import Encode, Encoding, TaskId, task_id, task_ids
 from .gradient import Covered
 from .projection import Projection, Solver
@@ -95,23 +95,23 @@ class RGO:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"RGO attaches to a torch.nn.Module, got {type(model).__name__}")
-        _check(0 < alpha < float("inf"), f"alpha must be positive and finite, got {alpha}")
-        _check(0 <= tolerance < 1, f"tolerance is in [0, 1), got {tolerance}")
-        _check(block >= 1, f"block must be at least 1, got {block}")
-        _check(solver in ("cholesky", "recursive"), f'solver is "cholesky" or "recursive", got {solver!r}')
-        _check(
+        require(0 < alpha < float("inf"), f"alpha must be positive and finite, got {alpha}")
+        require(0 <= tolerance < 1, f"tolerance is in [0, 1), got {tolerance}")
+        require(block >= 1, f"block must be at least 1, got {block}")
+        require(solver in ("cholesky", "recursive"), f'solver is "cholesky" or "recursive", got {solver!r}')
+        require(
             not (solver == "recursive" and tolerance > 0),
             "the spectral form (tolerance > 0) needs H, which the recursion does not keep: use solver='cholesky'",
         )
-        _check(
-            extractors in _curvature.EXTRACTORS,
-            f"extractors is one of {', '.join(_curvature.EXTRACTORS)}, got {extractors!r}",
+        require(
+            extractors in EXTRACTORS,
+            f"extractors is one of {', '.join(EXTRACTORS)}, got {extractors!r}",
         )
-        _check(
-            callable(curvature) or curvature in _curvature.RULES,
-            f"curvature is one of {', '.join(_curvature.RULES)} or a function, got {curvature!r}",
+        require(
+            callable(curvature) or curvature in RULES,
+            f"curvature is one of {', '.join(RULES)} or a function, got {curvature!r}",
         )
-        _check(
+        require(
             dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point),
             f"dtype is a floating-point type of torch or None, got {dtype!r}",
         )
@@ -383,14 +383,6 @@ class RGO:
         if self.dtype is not None:
             return self.dtype
         return torch.float64 if weight.dtype == torch.float64 else torch.float32
-
-
-_curvature = curvature  # the module, which an argument of __init__ hides
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
 
 
 def _names(names: Any, argument: str) -> tuple[str, ...]:
