@@ -1,5 +1,5 @@
 # Everything a fresh machine needs is done by the targets themselves:
-#   make demo    five Permuted-MNIST tasks: SGD forgets, RGO does not
+#   make demo    five Permuted-MNIST tasks, six methods: SGD forgets, RGO does not
 #   make test    the test suite
 #   make check   what CI asks of a change: ruff, mypy --strict, tests with warnings as errors
 PYTHON ?= python3
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test check lint docs install clean
 
 demo: install
-	$(BIN)/python examples/demo.py
+	$(BIN)/rgo demo
 
 test: install
 	$(BIN)/python -m pytest -m "not paper"

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import rgo
-from rgo.benchmarks import batches, stream
+from rgo.benchmarks import batches
 from rgo.metrics import average_accuracy, backward_transfer
 
 torch.manual_seed(0)
@@ -24,7 +24,7 @@ def loader(rotation: torch.Tensor, samples: int) -> DataLoader:
 
 
 rotations = [torch.linalg.qr(torch.randn(30, 30)).Q for _ in range(5)]
-tasks = stream(
+tasks = rgo.stream(
     [(loader(rotation, 1000), loader(rotation, 500)) for rotation in rotations],  # (train, test) of each
     ids=["monday", "tuesday", "wednesday", "thursday", "friday"],
 )

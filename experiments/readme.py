@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ METHODS = {
     "sgd": "plain SGD",
     "stl": "a model per task (STL)",
 }
+NETWORKS = {"mlp": "MLP", "alexnet6": "AlexNet-6", "resnet18": "ResNet-18"}
 MNIST = {"permuted-mnist": "Permuted MNIST", "rotated-mnist": "Rotated MNIST"}
 
 Rows = dict[tuple[str, str, str], list[dict[str, Any]]]
@@ -100,9 +102,67 @@ def cost(_: Rows) -> str:
     return "\n".join(lines)
 
 
+def loop(_: Rows) -> str:
+    """Steps a second of loops by hand and of the laboratory's, which on CUDA is captured; what several jobs gain."""
+    lines = ["| | loop by hand, steps a second | `rgo run` | ratio |", "|---|---|---|---|"]
+    below, where = [], []
+    for path in sorted((ROOT / "performance").glob("loop*.json"), reverse=True):
+        record = json.loads(path.read_text())
+        e = record["environment"]
+        on = "CPU" if e["device"] == "cpu" else e["device"].removeprefix("NVIDIA ")
+        where.append(f"{on}: {e['processor']}, torch {e['torch']}, one thread.")
+        for row in record.get("loop", []) + record.get("step", []):
+            what = f"{METHODS[row['method']]}, {NETWORKS[row['model']]}, {on}"
+            lines.append(f"| {what} | {row['by_hand']} | {row['run']} | {row['ratio']:.2f} |")
+        for model, jobs in dict.fromkeys((row["model"], row["jobs"]) for row in record.get("jobs", [])):
+            gain = statistics.median(row["throughput"] for row in record["jobs"] if row["model"] == model)
+            below.append(f"- `--jobs {jobs}`, {NETWORKS[model]}, {on}: {gain:.2f} times the throughput of one job")
+        if "permuted" in record:
+            first, *others = (f"{row['seconds']:.1f} s" for row in record["permuted"])
+            below.append(
+                f"- 20 tasks of Permuted MNIST with RGO, {on}, all included: {' and '.join(others)}; "
+                f"{first} in a process that has to start CUDA"
+            )
+        if "agreement" in record:
+            captured, eager = (max(r[key] for r in record["agreement"]) for key in ("differ", "eager_twice_differ"))
+            below.append(f"- accuracies, captured against eager: at most {captured} points apart; eager twice: {eager}")
+    return "\n".join([*lines, "", *below, "", *where])
+
+
+def peers(_: Rows) -> str:
+    """Methods of the laboratory and other implementations: seconds, and the accuracy that they buy."""
+    record = json.loads((ROOT / "performance/peers.json").read_text())
+    by = {"rgo": "", "avalanche": f", Avalanche {record['peers']['avalanche-lib']}", "authors": ", its authors' code"}
+    lines = ["| | seconds | of them at ends of tasks | plain SGD = 1 | ACC / BWT |", "|---|---|---|---|---|"]
+    for row in sorted((r for r in record["rows"] if "ratio" in r), key=lambda r: r["ratio"]):
+        seconds = f"{row['train_seconds'] + row['end_task_seconds']:.0f} | {row['end_task_seconds']:.1f}"
+        name = f"{METHODS[row['method']]}{by[row['by']]}"
+        lines.append(f"| {name} | {seconds} | {row['ratio']:.2f} | {row['acc']:.2f} / {row['bwt']:.2f} |")
+    where = record["environment"]
+    lines.append(f"\n{where['processor']} ({where['capability']}), torch {where['torch']}, one thread.")
+    return "\n".join(lines)
+
+
+def checked(_: Rows) -> str:
+    """The same methods by others on the same tensors, and how far apart the two end under the same draws."""
+    record = json.loads((ROOT / "performance/peers.json").read_text())
+    result = {(row["method"], row["by"]): f"{row['acc']:.2f} / {row['bwt']:.2f}" for row in record["rows"]}
+    apart = {(row["method"].partition(",")[0], row["by"]): row for row in record["agreement"]}
+    lines = ["| | by | ACC / BWT here | theirs | apart under the same draws |", "|---|---|---|---|---|"]
+    for method, by in result:
+        if by != "rgo":
+            whose = {"avalanche": "Avalanche", "authors": "A-GEM's authors" if method == "ewc" else "its authors"}[by]
+            same = apart.get((method, by))
+            distance = f"{same['apart']:.0e}, {same['dtype']}" if same else "-"
+            lines.append(f"| `{method}` | {whose} | {result[method, 'rgo']} | {result[method, by]} | {distance} |")
+    return "\n".join(lines)
+
+
 TABLES = {
-    "README.md": {"mnist": mnist, "cifar": cifar, "cost": cost},
+    "README.md": {"mnist": mnist, "cifar": cifar, "cost": cost, "peers": peers},
+    "docs/methods.md": {"checked": checked},
     "docs/decisions.md": {"alternatives": alternatives},
+    "docs/protocol.md": {"loop": loop},
 }
 
 

@@ -1,5 +1,6 @@
 """Continual learning for PyTorch models: no replay, no growth."""
 
+from .benchmarks import stream
 from .curvature import sampled
 from .encoding import permutation
 from .layers import LayerMatrix, register
@@ -7,4 +8,4 @@ from .projection import Projection
 from .rgo import RGO
 
 __version__ = "0.1.0"
-__all__ = ["RGO", "LayerMatrix", "Projection", "permutation", "register", "sampled"]
+__all__ = ["RGO", "LayerMatrix", "Projection", "permutation", "register", "sampled", "stream"]

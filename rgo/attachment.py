@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .collecting import Recorder
-from .encoding import Encoding, Index, TaskId, gather
+from .encoding import Encoding, Index, TaskId, check_width, gather
 from .gradient import Covered, connect
 from .projection import Projection
 from .survey import Site, Survey, check_memory, is_skipped, join, survey, tie
@@ -111,16 +111,17 @@ class Attached:
                 "Convert it first: x.float()"
             )
         wiring = learner._wiring(self.name)
+        index: Index | None = None
         if learner.encoding.encode is not False:
             index = wiring.index(self, x.device)
             if self.raw is None and (torch.is_grad_enabled() or index is not None):
                 self.raw = self._reads_raw_input(x, weight)
-            if index is not None and not self.raw:
-                x = gather(x, index, matrix.axis, self.name)
+            if self.raw:
+                index = None
         if wiring.recorder is not None:
-            return wiring.recorder.meet(covered, matrix, x, weight, bias)
+            return wiring.recorder.meet(covered, matrix, self._read(x, index), weight, bias)
         if not (learner.project and weight.requires_grad and torch.is_grad_enabled()):
-            return matrix.forward(x, weight, bias)
+            return matrix.forward(self._read(x, index), weight, bias)
         if (bias is not None and bias.requires_grad) != (covered.bias is not None) and not is_skipped(
             join(self.path, "bias"), learner.skip
         ):
@@ -129,17 +130,26 @@ class Attached:
                 "was made and is not now: P has a column for it or has not. Freeze or unfreeze before attaching"
             )
         if covered.transparent:
-            return matrix.forward(x, weight, bias)
+            return matrix.forward(self._read(x, index), weight, bias)
         covered.look_again()
         if covered.projection.device != weight.device:  # the model has been moved inside the task
             covered.projection = covered.projection.to(weight.device, covered.projection.dtype)
         own = weight is covered.weight
-        return connect(covered, matrix, x, weight, bias, fast=self._is_fast(x), session=covered.session, own=own)
+        fast = self._is_fast(x)
+        if index is not None:
+            if index.mixed or not fast:
+                x, index = self._read(x, index), None
+            else:
+                check_width(x, index, matrix.axis, self.name)
+        return connect(covered, matrix, x, weight, bias, index, fast=fast, session=covered.session, own=own)
+
+    def _read(self, x: Tensor, index: Index | None) -> Tensor:
+        return x if index is None else gather(x, index, self.matrix.axis, self.name)
 
     def _is_fast(self, x: Tensor) -> bool:
         """Project the smaller factor: rows x d^2 multiplications against outputs x d^2."""
         self.rows = self.matrix.count(x)
-        fast = self.matrix.input_gradient is not None and self.rows < self.matrix.outputs
+        fast = self.matrix.input_gradient is not None and self.rows <= self.matrix.outputs
         if not fast or self.covered.projection.applied is None or self.covered.session is None:
             return False
         # Under autocast the general path leaves the choice of precision to torch.
@@ -257,7 +267,7 @@ def _cover(learner: RGO, site: Site) -> Covered:
         solver=learner.solver,
         block=learner.block,
         tolerance=learner.tolerance,
-        dtype=learner._dtype_for(site.weight),
+        dtype=learner._dtype_for(covered),
         device=site.weight.device,
     )
     covered.session = learner._sessions if learner._active is not None else None

@@ -1,4 +1,4 @@
-"""The command line: `rgo list | run | suite | report | data | doctor`.
+"""The command line: `rgo list | run | suite | report | data | doctor | demo`.
 
 Exit codes: 0 done, 1 some runs failed, 2 the command or its input is wrong, 130 stopped by Ctrl-C.
 """
@@ -9,7 +9,7 @@ import difflib
 import json
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,19 +20,19 @@ from rich.table import Table
 from . import results
 from .benchmarks import BENCHMARKS
 from .cli_data import app as data_app
+from .cli_demo import demo
 from .cli_doctor import doctor
-from .experiment import Experiment, experiment
+from .experiment import DTYPES, Experiment, experiment
 from .methods import METHODS
 from .models import MODELS
 from .suite import run_all
 
 app = typer.Typer(
     help="Continual learning experiments: every method and benchmark of the RGO paper.",
+    epilog="Exit codes: 0 done, 1 some runs failed, 2 the command or its input is wrong, 130 stopped by Ctrl-C.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(data_app, name="data")
-app.command()(doctor)
 console, errors = Console(), Console(stderr=True)
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the results.")]
@@ -41,6 +41,11 @@ Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
 Capture = Annotated[bool, typer.Option("--capture/--no-capture", help="On CUDA, capture the step in a graph.")]
 Every = Annotated[int, typer.Option("--checkpoint-every", min=1, help="Steps between checkpoints.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def _names(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """For the shell to complete."""
+    return lambda incomplete: [name for name in known if name.startswith(incomplete)]  # the name typer knows it by
 
 
 def _fail(message: object) -> typer.Exit:
@@ -84,13 +89,25 @@ def list_names(as_json: AsJson = False) -> None:
 
 @app.command()
 def run(
-    benchmark: Annotated[str, typer.Argument(help="See `rgo list`.")],
-    method: Annotated[list[str], typer.Option("--method", "-m", help="See `rgo list`; may be given several times.")],
+    benchmark: Annotated[str, typer.Argument(help="See `rgo list`.", autocompletion=_names(BENCHMARKS))],
+    method: Annotated[
+        list[str],
+        typer.Option(
+            "--method", "-m", help="See `rgo list`; may be given several times.", autocompletion=_names(METHODS)
+        ),
+    ],
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="One seed.")] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="The seeds 0 to N-1.")] = 1,
     tasks: Annotated[int | None, typer.Option("--tasks", min=1)] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Per task.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="A name, or package.module:function.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="A name, or package.module:function.", autocompletion=_names(MODELS)),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="float32, float64 or bfloat16.", autocompletion=_names(DTYPES)),
+    ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, name=value.")] = None,
     out: Out = Path("results"),
     jobs: Jobs = 1,
@@ -103,8 +120,8 @@ def run(
 
     Example: rgo run permuted-mnist --method rgo --method sgd --seeds 5 --jobs 2
     """
-    changes = {k: v for k, v in (("tasks", tasks), ("steps", steps), ("model", model)) if v is not None}
-    changes |= _settings(settings or [])
+    named = {"tasks": tasks, "steps": steps, "model": model, "dtype": dtype}
+    changes = {k: v for k, v in named.items() if v is not None} | _settings(settings or [])
     chosen = [seed] if seed is not None else range(seeds)
     try:
         experiments = [_experiment(benchmark, m, s, changes) for s in chosen for m in method]
@@ -118,6 +135,13 @@ def suite(
     file: Annotated[Path, typer.Argument(help="A TOML file of [[runs]].")],
     out: Out = Path("results"),
     jobs: Jobs = 1,
+    ray: Annotated[
+        str | None, typer.Option("--ray", metavar="HOST:PORT|auto", help="Do the runs on this Ray cluster.")
+    ] = None,
+    gpus: Annotated[
+        float | None,
+        typer.Option("--gpus", min=0.01, max=1, help="With --ray: the share of a GPU a run takes, else 1."),
+    ] = None,
     device: Device = "cpu",
     capture: Capture = True,
     checkpoint_every: Every = 500,
@@ -131,7 +155,7 @@ def suite(
         experiments = read_suite(file)
     except (OSError, ValueError) as error:
         raise _fail(error) from None
-    _do(experiments, out, jobs, device, capture, checkpoint_every, as_json)
+    _do(experiments, out, jobs, device, capture, checkpoint_every, as_json, ray=ray, gpus=gpus)
 
 
 def _experiment(benchmark: str, method: str, seed: int, changes: dict[str, Any]) -> Experiment:
@@ -206,10 +230,17 @@ def _entry(entry: dict[str, Any]) -> Iterator[Experiment]:
 
 
 def _do(
-    experiments: list[Experiment], out: Path, jobs: int, device: str, capture: bool, every: int, as_json: bool
+    experiments: list[Experiment],
+    out: Path,
+    jobs: int,
+    device: str,
+    capture: bool,
+    every: int,
+    as_json: bool,
+    **cluster: Any,
 ) -> None:
     try:
-        failed = run_all(experiments, out, jobs=jobs, device=device, capture=capture, checkpoint_every=every)
+        failed = run_all(experiments, out, jobs=jobs, device=device, capture=capture, checkpoint_every=every, **cluster)
         paths = dict.fromkeys(e.path(out) for e in experiments)
         done = [results.read(path) for path in paths if path.exists()]
     except KeyboardInterrupt:
@@ -220,7 +251,7 @@ def _do(
         raise _fail(error) from None
     if as_json:
         print(json.dumps(results.table(done)))
-    else:
+    elif done:
         console.print(summary(done))
     if failed:
         raise typer.Exit(1)
@@ -238,6 +269,11 @@ def summary(records: list[dict[str, Any]]) -> Table:
         cells = [results.spread([row[m] for row in rows]) for m in ("acc", "bwt")]
         table.add_row(benchmark, method, changed, str(len(rows)), *cells, f"{seconds:.0f}")
     return table
+
+
+app.add_typer(data_app, name="data")
+app.command()(doctor)
+app.command()(demo)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 from .curvature import LABELLED, RULES, Extractors, Rule, check_outputs, checked_labels, class_mask
 from .gradient import Covered
 from .layers import LayerMatrix
+from .product import product
 from .projection import CurvatureSum, Projection, Recursion
 
 if TYPE_CHECKING:
@@ -23,24 +24,43 @@ Forward = Callable[[Any], tuple[Tensor, Tensor]]
 Use = tuple[LayerMatrix, Tensor, Any]  # a layer's matrix, an input it met, the gradient of its output
 
 CHUNK_BYTES = 64 * 2**20  # rows of a layer unfolded at a time
-MERGE_SAMPLES, MERGE_BYTES = 256, 4 * 2**20  # small batches are joined up to these
+MERGE_SAMPLES, MERGE_BYTES = 256, 4 * 2**20  # small batches are joined up to these at first
+MERGE_MORE, MET_BYTES = 2048, 128 * 2**20  # and up to these once it is seen what the layers meet
 
 
 class Recorder:
     """Takes note of every input a covered layer meets during the curvature pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, lean: bool = False) -> None:
+        self.lean = lean  # without what only the check against autograd's own gradients needs
         self.calls: list[tuple[Covered, LayerMatrix, Tensor, Any]] = []
         self.blind: set[Covered] = set()  # met where gradients are off, so nothing can be known of them
 
     def meet(self, covered: Covered, matrix: LayerMatrix, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = matrix.forward(x, weight, bias)
+        if self.lean and matrix.direct and x.dim() == 2 and torch.is_grad_enabled():
+            y: Tensor = _Dense.apply(x, weight, bias, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
+        else:
+            y = matrix.forward(x, weight, bias)
         if weight.requires_grad:
             if y.requires_grad:  # An edge, not the tensor: an in-place activation may be about to overwrite y.
                 self.calls.append((covered, matrix, x.detach(), get_gradient_edge(y)))
             else:
                 self.blind.add(covered)
         return y
+
+
+class _Dense(torch.autograd.Function):
+    """A dense layer that sends gradients back to its input alone, by the faster product; `_` keeps it in the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, _: Tensor) -> Tensor:
+        ctx.weight = weight
+        y = product(x, weight.t())
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> Any:
+        return product(delta, ctx.weight) if ctx.needs_input_grad[0] else None, None, None, None
 
 
 @contextmanager
@@ -79,34 +99,49 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 module._buffers[name] = buffer
 
 
-def merged(batches: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+class Room:
+    """Samples that one forward of the pass may hold: a guess, until it has been seen how much the layers meet."""
+
+    def __init__(self) -> None:
+        self.samples, self.bytes = MERGE_SAMPLES, float(MERGE_BYTES)
+
+    def seen(self, recorder: Recorder, samples: int) -> None:
+        met = sum(x.numel() * x.element_size() for _, _, x, _ in recorder.calls) / samples
+        self.samples = max(MERGE_SAMPLES, min(MERGE_MORE, int(MET_BYTES / max(met, 1))))
+        if self.samples > MERGE_SAMPLES:
+            self.bytes = float("inf")
+
+    def has(self, samples: int, x: Tensor) -> bool:
+        """Whether so many samples like those of `x` fit in."""
+        return samples <= self.samples and samples * x.numel() * x.element_size() <= self.bytes * max(1, x.shape[0])
+
+
+def merged(batches: Iterable[Any], room: Room) -> Iterator[tuple[str, Any]]:
     """Join small (x, y) batches of one shape: the pass runs in hundreds of samples, whatever the loader's size.
 
     Each comes with the numbers of the batches it is made of, for errors.
     """
     held: list[tuple[Tensor, Tensor]] = []
     first = size = 0
-    kind: Any = None
     for number, batch in enumerate(batches):
         pair = isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)
-        joins = pair and batch[0].dim() > 0 and batch[1].dim() > 0 and len(batch[0]) == len(batch[1])
-        this = [(t.shape[1:], t.dtype, t.device) for t in batch] if joins else None
-        total = size + len(batch[0]) if joins else 0
-        fits = (
-            joins and total <= MERGE_SAMPLES and total * batch[0][:1].numel() * batch[0].element_size() <= MERGE_BYTES
-        )
-        if held and not (fits and this == kind):
+        joins = pair and batch[0].dim() > 0 and batch[1].dim() > 0 and batch[0].shape[0] == batch[1].shape[0]
+        if held and not (joins and _alike(batch, held[0]) and room.has(size + batch[0].shape[0], batch[0])):
             yield _joined(held, first)
             held, size = [], 0
         if not joins:
             yield f"batch {number}", batch
             continue
         if not held:
-            first, kind = number, this
+            first = number
         held.append((batch[0], batch[1]))
-        size += len(batch[0])
+        size += batch[0].shape[0]
     if held:
         yield _joined(held, first)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return all(a.shape[1:] == b.shape[1:] and a.dtype == b.dtype and a.device == b.device for a, b in zip(one, other))
 
 
 def _joined(held: list[tuple[Tensor, Tensor]], first: int) -> tuple[str, Any]:
@@ -124,6 +159,14 @@ class Collector:
         self.sums: dict[Covered, CurvatureSum | Recursion] = {layer: layer.projection.collect() for layer in layers}
         self.one_by_one: str | None = None  # why, once it is necessary
         self._checked: set[tuple[Any, ...]] = set()
+
+    def knows(self, recorder: Recorder, samples: int) -> bool:
+        """Whether batches like this one have been compared with autograd's own gradients."""
+        return self.rule is None or self.one_by_one is not None or self._shapes(recorder, samples) in self._checked
+
+    @staticmethod
+    def _shapes(recorder: Recorder, samples: int) -> tuple[Any, ...]:
+        return tuple((c.name, len(x) / samples, x.shape[1:]) for c, _, x, _ in recorder.calls)
 
     def add(self, recorder: Recorder, outputs: Tensor, targets: Tensor, classes: Tensor) -> None:
         """One batch, whose forward `recorder` has watched."""
@@ -145,10 +188,9 @@ class Collector:
                 self._add_inputs(layer, uses)
             return
         edges = [edge for *_, edge in calls]
-        shapes = (samples, *((c.name, x.shape) for c, _, x, _ in calls))
-        if self.one_by_one is None and shapes not in self._checked:
+        if not self.knows(recorder, samples):
             self.one_by_one = self._mismatch(calls, outputs)
-            self._checked.add(shapes)
+            self._checked.add(self._shapes(recorder, samples))
             if self.one_by_one is not None and self.extractors == "rows":
                 raise ValueError(
                     f'extractors="rows" needs to know which rows of layer {self.one_by_one!r} belong to which sample, '
@@ -174,7 +216,7 @@ class Collector:
         yield from grouped.items()
 
     def _rows(self, layer: Covered, uses: list[Use], samples: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(samples, rows, g, d) inputs and (samples, rows, g, o) deltas of all uses, some samples at a time."""
+        """(samples, rows, g, n) inputs and (samples, rows, g, o) deltas of all uses, some samples at a time."""
         live = [(m, x, grad) for m, x, grad in uses if grad is not None]
         if not live:
             return
@@ -190,24 +232,31 @@ class Collector:
                 rx, rd = m.rows(x[a:b]), m.deltas(grad[c:d])
                 parts_x.append(_by_sample(rx, stop - start))
                 parts_d.append(_by_sample(rd, stop - start))
-            X, D = torch.cat(parts_x, dim=1), torch.cat(parts_d, dim=1)
-            if layer.bias is not None:
-                X = torch.cat([X, X.new_ones(*X.shape[:-1], 1)], dim=-1)
-            yield _exact(X), _exact(D)
+            one = len(live) == 1
+            yield (
+                _exact(parts_x[0] if one else torch.cat(parts_x, dim=1)),
+                _exact(parts_d[0] if one else torch.cat(parts_d, dim=1)),
+            )
 
     def _add_layer(self, layer: Covered, uses: list[Use], samples: int) -> None:
         """The average over extractors of the outer products of every sample's gradient."""
         o, total = layer.matrix.outputs, self.sums[layer]
         for X, D in self._rows(layer, uses, samples):
-            B, R, g, d = X.shape
-            if self.extractors == "signed":  # the literal mean of the extractors' gradients
-                total.add(torch.einsum("brgd,brg->gbd", X, D.mean(dim=-1)))
-                continue
+            (B, R, g, n), d = X.shape, layer.projection.dim
             if self.extractors == "sum":
                 D = D * o**0.5
-            if R == 1 or self.extractors == "rows":  # delta x^T: all extractors are collinear
-                weighted = X * D.square().mean(dim=-1, keepdim=True).sqrt()
-                total.add(weighted.reshape(B * R, g, d).transpose(0, 1))
+            if self.extractors != "signed" and (R == 1 or self.extractors == "rows"):
+                # delta x^T: all extractors are collinear
+                size = D.square().mean(dim=-1).sqrt().reshape(B * R, g).t()
+                weighted = X.new_empty(g, d, B * R)  # a sample a column, as the sum multiplies them
+                torch.mul(X.reshape(B * R, g, n).permute(1, 2, 0), size[:, None], out=weighted[:, :n])
+                if d > n:
+                    weighted[:, n] = size
+                total.add(weighted.transpose(1, 2))
+                continue
+            X = _with_ones(X, layer)
+            if self.extractors == "signed":  # the literal mean of the extractors' gradients
+                total.add(torch.einsum("brgd,brg->gbd", X, D.mean(dim=-1)))
             elif o > R and isinstance(total, CurvatureSum):
                 # G^T G = X^T (D D^T) X through the rows x rows factor, which is the smaller one
                 Xg, Dg = X.permute(2, 0, 1, 3), D.permute(2, 0, 1, 3)  # (g, B, R, .)
@@ -222,10 +271,7 @@ class Collector:
         for m, x, _ in uses:
             size = max(1, int(CHUNK_BYTES * len(x) / max(1, m.count(x) * layer.projection.dim * m.groups * 4)))
             for part in x.split(size):
-                X = m.rows(part)
-                if layer.bias is not None:
-                    X = torch.cat([X, X.new_ones(*X.shape[:-1], 1)], dim=-1)
-                self.sums[layer].add(_exact(X).transpose(0, 1))
+                self.sums[layer].add(_exact(_with_ones(m.rows(part), layer)).transpose(0, 1))
 
     def _weight_gradients(self, output: Tensor, last: bool) -> list[tuple[Covered, Tensor | None]]:
         """Autograd's own gradient of one number for every layer: (g, o, d), None where it does not depend."""
@@ -280,7 +326,7 @@ class Collector:
                 one = [_sample(use, i, samples) for use in uses]
                 found = torch.zeros_like(expected)
                 for X, D in self._rows(layer, one, 1):
-                    found += torch.einsum("brgo,brgd->god", D, X)
+                    found += torch.einsum("brgo,brgd->god", D, _with_ones(X, layer))
                 if (found - expected).norm() > 0.02 * expected.norm():
                     return layer.name
             missed = [layer.name for layer, G in direct.items() if layer not in seen and G is not None]
@@ -299,6 +345,11 @@ def _by_sample(rows: Tensor, samples: int) -> Tensor:
     return rows.reshape(samples, -1, *rows.shape[1:])
 
 
+def _with_ones(X: Tensor, layer: Covered) -> Tensor:
+    """Rows (..., n) as P meets them: with the bias' column, where it has one."""
+    return X if layer.bias is None else torch.cat([X, X.new_ones(*X.shape[:-1], 1)], dim=-1)
+
+
 def _exact(t: Tensor) -> Tensor:
     """Products of half-precision factors are formed in float32."""
     return t if t.dtype in (torch.float32, torch.float64) else t.float()
@@ -312,18 +363,24 @@ def collect(learner: RGO, batches: Iterable[Any], classes: Any, forward: Forward
     task, seen, warned = learner._active, 0, False
     assert task is not None
     with undisturbed(learner.model):
-        numbered = merged(batches) if forward is None else ((f"batch {i}", b) for i, b in enumerate(batches))
+        room = Room()
+        numbered = merged(batches, room) if forward is None else ((f"batch {i}", b) for i, b in enumerate(batches))
         mask: Tensor | None = None
         for number, batch in numbered:
-            recorder, where = Recorder(), f"{number} of end_task (task {task!r})"
-            with learner._recording(recorder):
-                outputs, targets = _run(learner.model, batch, where, forward)
-            check_outputs(outputs, where)
+            where = f"{number} of end_task (task {task!r})"
+            for lean in (True, False) if seen and collector.one_by_one is None else (False,):
+                recorder = Recorder(lean)
+                with learner._recording(recorder):
+                    outputs, targets = _run(learner.model, batch, where, forward)
+                check_outputs(outputs, where)
+                if collector.knows(recorder, len(outputs)):
+                    break
             if mask is None or len(mask) != outputs.shape[1]:
                 mask = class_mask(classes, outputs.shape[1], outputs.device)
             if labelled:
                 targets = checked_labels(outputs, targets, mask, where)
             collector.add(recorder, outputs, targets, mask)
+            room.seen(recorder, len(outputs))
             seen += len(outputs)
             if collector.one_by_one is not None and not warned:
                 warned = True

@@ -79,6 +79,11 @@ class Index(NamedTuple):
     forward: Tensor
     inverse: Tensor
 
+    @property
+    def mixed(self) -> bool:
+        """One permutation a row."""
+        return self.forward.dim() == 2
+
     @staticmethod
     def of(order: Tensor, device: torch.device) -> Index:
         return Index(order.to(device), torch.argsort(order, dim=-1).to(device))
@@ -106,19 +111,29 @@ class _Gather(torch.autograd.Function):
         return grad, None, None, None
 
 
-def gather(x: Tensor, index: Index, axis: int, name: str) -> Tensor:
-    """`x` with its `axis` (counted from the end) read through `index`; `name` is the layer's, for errors."""
+def check_width(x: Tensor, index: Index, axis: int, name: str) -> None:
+    """Raise unless `axis` of `x` (counted from the end) can be read through `index`; `name` is the layer's."""
     width = index.forward.shape[-1]
     if x.dim() < -axis or x.shape[axis] != width:
         raise ValueError(
             f"layer {name!r} expects {width} features or channels in dimension {axis} of its input, "
             f"got an input of shape {tuple(x.shape)}"
         )
-    if index.forward.dim() == 2 and (x.dim() == -axis or x.shape[0] != len(index.forward)):
+    if index.mixed and (x.dim() == -axis or x.shape[0] != len(index.forward)):
         raise ValueError(
             f"task(ids) was given {len(index.forward)} task ids, one per row, but the input of layer {name!r} has "
             f"shape {tuple(x.shape)}: its first dimension is not the batch. Answer such a model one task at a time."
         )
+
+
+def gather(x: Tensor, index: Index, axis: int, name: str) -> Tensor:
+    """`x` with its `axis` (counted from the end) read through `index`; `name` is the layer's, for errors."""
+    check_width(x, index, axis, name)
+    return gathered(x, index, axis)
+
+
+def gathered(x: Tensor, index: Index, axis: int) -> Tensor:
+    """`gather` of what has been checked."""
     return _Gather.apply(x, index.forward, index.inverse, axis)  # type: ignore[no-any-return,no-untyped-call]
 
 

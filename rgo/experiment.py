@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import models
 from .benchmarks import BENCHMARKS, PROTOCOLS
 from .methods import METHODS
 from .models import MODELS
 
-RUN = ("model", "tasks", "steps", "batch_size", "lr", "threads")  # settings of the run itself
+RUN = ("model", "tasks", "steps", "batch_size", "lr", "dtype", "threads")  # settings of the run itself
+DTYPES = ("float32", "float64", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,12 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        return self.method + "".join(f"+{k}={_text(v)}" for k, v in sorted(self.changed.items()))
+        """The method and what is changed, as a folder can be called; what cannot be one is cut and told by a digest."""
+        told = self.method + "".join(f"+{k}={_text(v)}" for k, v in sorted(self.changed.items()))
+        name = re.sub(r"[^\w.,:;+=()\[\]{}'-]", "_", told)
+        if name == told and len(name.encode()) <= 200:
+            return name
+        return name.encode()[:180].decode(errors="ignore") + "~" + hashlib.sha256(told.encode()).hexdigest()[:12]
 
     def path(self, out: Path | str) -> Path:
         """Where the result of this run lies."""
@@ -45,8 +54,8 @@ class Experiment:
 def experiment(benchmark: str, method: str, seed: int, **changes: Any) -> Experiment:
     """The run of a method on a benchmark as its paper has it, but for `changes`.
 
-    A change is named by the setting of the run (model, tasks, steps, batch_size, lr, threads) or by an argument of the
-    method, the model or the benchmark.
+    A change is named by the setting of the run (model, tasks, steps, batch_size, lr, dtype, threads) or by an argument
+    of the method, the model or the benchmark.
     """
     _known(benchmark, BENCHMARKS, "benchmark")
     _known(method, METHODS, "method")
@@ -57,29 +66,35 @@ def experiment(benchmark: str, method: str, seed: int, **changes: Any) -> Experi
         settings["model_options"] = {k: v for k, v in protocol["model_options"].items() if k in ("image", "classes")}
     if ":" not in settings["model"]:
         _known(settings["model"], MODELS, "model")
+    taken = models.arguments(settings["model"])  # None: anything
+    if taken is not None:
+        settings["model_options"] = {k: v for k, v in settings["model_options"].items() if k in taken}
     owners = {
         "method_options": METHODS[method].options,
-        "model_options": _arguments(MODELS[settings["model"]]) if settings["model"] in MODELS else None,
-        "benchmark_options": _arguments(BENCHMARKS[benchmark]) - {"tasks", "seed"},
+        "model_options": (taken or set()) - {"seed"},
+        "benchmark_options": set(inspect.signature(BENCHMARKS[benchmark]).parameters) - {"tasks", "seed"},
     }
     changed: dict[str, Any] = {}
     for name, value in changes.items():
         if name in RUN:
             before, settings[name] = protocol[name], value
         else:
-            owner = next((o for o, names in owners.items() if names is None or name in names), None)
+            rest = "model_options" if taken is None else None
+            owner = next((o for o, names in owners.items() if name in names), rest)
             if owner is None:
-                legal = sorted({*RUN, *(n for names in owners.values() for n in names or ())})
+                legal = sorted({*RUN, *(n for names in owners.values() for n in names)})
                 near = difflib.get_close_matches(name, legal, n=1)
                 raise ValueError(
                     f"{method} on {benchmark} has no setting {name!r}"
-                    + (f"; did you mean {near[0]!r}?" if near else "")
+                    + (f"; did you mean {near[0]!r}?" if near else ".")
                     + f" Settings: {', '.join(legal)}"
                 )
             before = protocol[owner].get(name)
             settings[owner][name] = value
         if value != before:
             changed[name] = value
+    models.check(settings["model"], settings["model_options"])
+    _known(settings["dtype"], DTYPES, "dtype")
     settings, changed = _plain(settings), _plain(changed)
     changed.pop("threads", None)  # recorded, and part of the settings, but no departure from anybody's protocol
     return Experiment(benchmark, method, seed, settings, changed)
@@ -94,6 +109,7 @@ def _protocol(benchmark: str, method: str) -> dict[str, Any]:
         "steps": base["steps"],
         "batch_size": base["batch_size"],
         "lr": own.pop("lr", base["lr"]),
+        "dtype": "float32",
         "threads": 1,
         "benchmark_options": {},
         "model_options": {**base["arguments"], **recipe.models.get(base["model"], {})},
@@ -101,18 +117,14 @@ def _protocol(benchmark: str, method: str) -> dict[str, Any]:
     }
 
 
-def _arguments(function: Callable[..., Any]) -> set[str]:
-    return set(inspect.signature(function).parameters)
-
-
 def _default(function: Callable[..., Any], argument: str) -> Any:
     return inspect.signature(function).parameters[argument].default
 
 
-def _known(name: str, names: Mapping[str, Any], kind: str) -> None:
+def _known(name: str, names: Iterable[str], kind: str) -> None:
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = difflib.get_close_matches(str(name), names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")
 
 
@@ -124,4 +136,4 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    return str(value).replace("/", "_").replace(" ", "")
+    return value if isinstance(value, str) else str(value).replace(" ", "")

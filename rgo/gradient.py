@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .encoding import TaskId
+from .encoding import Index, TaskId, gathered
 from .layers import LayerMatrix
+from .product import product
 from .projection import Projection
 
 
@@ -157,7 +158,7 @@ class Covered:
         """[G_W, g_b] c P in the layouts of the parameters (Algorithm 1, line 5)."""
         applied = self.projection.applied
         if applied is not None:
-            m, dtype = self.matrix, self.projection.dtype
+            m, dtype = self.matrix, self.projection.wide
             column = None if bias is None else bias.reshape(m.groups, m.outputs, 1).to(dtype)
             W, b = applied.times(m.to_matrix(weight).to(dtype), column)
             weight = m.to_weight(W, weight).to(weight.dtype)
@@ -168,17 +169,31 @@ class Covered:
         self, matrix: LayerMatrix, x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """delta^T ([x, 1] c P): the same gradients without building the unprojected one."""
-        applied = self.projection.applied
+        applied, dtype = self.projection.applied, self.projection.wide
         assert applied is not None
-        dtype = self.projection.dtype
-        rows = matrix.rows(x).transpose(0, 1).to(dtype)  # (g, rows, n)
+        if matrix.groups == 1:
+            direct = matrix.direct and x.dim() == 2  # what follows is half of a small layer's step: no call in vain
+            rows = x if direct else matrix.rows(x)[:, 0]
+            deltas = (delta if direct else matrix.deltas(delta)[:, 0]).t()
+            if rows.dtype is not dtype:
+                rows = rows.to(dtype)
+            W, b = applied.times_rows(rows)
+            if deltas.dtype is not dtype:
+                W, b = W.to(deltas.dtype), None if b is None else b.to(deltas.dtype)
+            dw = product(deltas, W)
+            if not direct:
+                dw = matrix.to_weight(dw.unsqueeze(0), weight)
+            if bias is None:
+                return dw, None
+            return dw, deltas.sum(1) if b is None else deltas.mv(b)
+        many = matrix.rows(x).transpose(0, 1).to(dtype)  # (g, rows, n)
         deltas = matrix.deltas(delta).permute(1, 2, 0)  # (g, o, rows)
-        W, b = applied.times(rows, 1.0)
-        weight = matrix.to_weight(deltas @ W.to(delta.dtype), weight)
-        if bias is not None:  # without a column in P it is left to plain training by skip=
-            db = deltas.sum(2) if b is None else deltas @ b.to(delta.dtype)
-            bias = db.reshape(bias.shape)
-        return weight, bias
+        W, b = applied.times(many, None if bias is None else many.new_ones(*many.shape[:2], 1))
+        dw = matrix.to_weight(deltas @ W.to(delta.dtype), weight)
+        if bias is None:  # there is none, it is frozen, or left to plain training by skip=
+            return dw, None
+        db = deltas.sum(2) if b is None else deltas @ b.to(delta.dtype)
+        return dw, db.reshape(bias.shape)
 
 
 class ProjectPair(torch.autograd.Function):
@@ -199,7 +214,9 @@ class ProjectPair(torch.autograd.Function):
 
 
 class ProjectedMap(torch.autograd.Function):
-    """The layer's own map; its backward forms delta^T (x c P). Cheaper than the pair for few rows."""
+    """The layer's own map, reading through a task's wiring; its backward forms delta^T (x c P). Cheaper than the pair
+    for few rows, and one node where the wiring would be another.
+    """
 
     @staticmethod
     def forward(
@@ -207,31 +224,34 @@ class ProjectedMap(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        matrix: LayerMatrix,
-        covered: Covered,
-        session: int | None,
-        own: bool,
+        rest: tuple[Index | None, LayerMatrix, Covered, int | None, bool],  # together: each argument costs a microsecond
     ) -> Tensor:
+        index, matrix, *_ = ctx.rest = rest
+        if index is not None:
+            x = x.index_select(matrix.axis, index.forward)
         ctx.save_for_backward(x, weight, bias)
-        ctx.matrix, ctx.covered, ctx.session, ctx.own = matrix, covered, session, own
         return matrix.forward(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> Any:
         x, weight, bias = ctx.saved_tensors
-        matrix, covered = ctx.matrix, ctx.covered
+        index, matrix, covered, session, own = ctx.rest
         need_x, need_w, need_b = ctx.needs_input_grad[:3]
         dx = dw = db = None
         if need_x:
             if torch.is_grad_enabled():  # create_graph: what goes from here to the weight has to be projected too
-                weight, _ = paired(covered, weight, bias, ctx.session, ctx.own)
+                weight, _ = paired(covered, weight, bias, session, own)
             dx = matrix.input_gradient(delta, x, weight)
+            if index is not None and torch.is_grad_enabled():
+                dx = gathered(dx, Index(index.inverse, index.forward), matrix.axis)
+            elif index is not None:  # a node would cost more than the gather
+                dx = dx.index_select(matrix.axis, index.inverse)
         if need_w:
-            covered.check_session(ctx.session)
+            covered.check_session(session)
             dw, db = covered.project_rows(matrix, x, delta, weight, bias if need_b else None)
-        if ctx.own:
+        if own:
             covered.record(dw, db)
-        return dx, dw, db, None, None, None, None
+        return dx, dw, db, None
 
 
 def paired(
@@ -249,6 +269,7 @@ def connect(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    index: Index | None,
     *,
     fast: bool,
     session: int | None,
@@ -256,8 +277,8 @@ def connect(
 ) -> Tensor:
     """The layer's output, wired so that gradients of (weight, bias) arrive projected.
 
-    `own`: they are the model's parameters, not others put in their place (torch.func.functional_call).
+    `index`: the permutation through which it reads x. `own`: they are the model's parameters, not others put in their place (torch.func.functional_call).
     """
     if fast:
-        return ProjectedMap.apply(x, weight, bias, matrix, covered, session, own)  # type: ignore[no-any-return,no-untyped-call]
+        return ProjectedMap.apply(x, weight, bias, (index, matrix, covered, session, own))  # type: ignore[no-any-return,no-untyped-call]
     return matrix.forward(x, *paired(covered, weight, bias, session, own))

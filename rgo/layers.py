@@ -20,6 +20,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from .product import product
+
 
 @dataclass(frozen=True)
 class LayerMatrix:
@@ -51,6 +53,8 @@ class LayerMatrix:
     """weight -> (groups, outputs, inputs); None: a reshape does it"""
     weight: Callable[[Tensor], Tensor] | None = None
     """the way back from `matrix`; None: a reshape does it"""
+    direct: bool = False
+    """an input of two dimensions is its own rows, and so is the gradient of its output"""
 
     def to_matrix(self, weight: Tensor) -> Tensor:
         """A weight (or its gradient) as (groups, outputs, inputs)."""
@@ -123,7 +127,8 @@ def linear(layer: nn.Linear) -> LayerMatrix:
         rows=lambda x: x.reshape(-1, 1, n),
         deltas=lambda delta: delta.reshape(-1, 1, o),
         count=lambda x: x.numel() // n,
-        input_gradient=lambda delta, x, weight: delta @ weight,
+        input_gradient=lambda delta, x, weight: product(delta, weight) if delta.dim() == 2 else delta @ weight,
+        direct=True,
     )
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count, pairwise
 from typing import Any, NamedTuple
 
@@ -224,26 +225,49 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def load(name: str, **arguments: Any) -> nn.Module:
+def load(name: str, *, seed: int = 0, **given: Any) -> nn.Module:
     """A model by name: one of `MODELS`, or "package.module:function", which is imported and called.
+
+    A function of one's own is given the `seed` if it takes one; torch's global generator has it in any case.
 
     >>> type(load("lenet5", classes=10).head)
     <class 'torch.nn.modules.linear.Linear'>
     >>> load("torch.nn:Linear", in_features=3, out_features=2)
     Linear(in_features=3, out_features=2, bias=True)
     """
-    make = _imported(name) if ":" in name else MODELS.get(name)
-    if make is None:
-        near = difflib.get_close_matches(name.lower(), MODELS, n=1, cutoff=0.4)
-        raise ValueError(
-            f"model {name!r} is unknown"
-            + (f": did you mean {near[0]!r}? " if near else ". ")
-            + f"Give one of {', '.join(map(repr, MODELS))}, or 'package.module:function' for your own"
-        )
-    model = make(**arguments)
+    make, known = _maker(name), arguments(name)
+    check(name, given)
+    if known is None or "seed" in known:
+        given["seed"] = seed
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make(**given)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model {name!r} must return a torch.nn.Module, but it returned {type(model).__name__}")
+        raise ValueError(f"model {name!r} must return a torch.nn.Module, but it returned {type(model).__name__}")
     return model
+
+
+def arguments(name: str) -> set[str] | None:
+    """What the function of a model can be given by name; None: it takes any name, or does not tell."""
+    found = _parameters(name)
+    if found is None or any(p.kind is p.VAR_KEYWORD for p in found):
+        return None
+    return {p.name for p in found}
+
+
+def check(name: str, given: Iterable[str]) -> None:
+    """Raise unless a model's function can be called with these arguments and a seed."""
+    known, names = arguments(name), set(given)
+    if known is not None and (wrong := sorted(names - known)):
+        near = difflib.get_close_matches(wrong[0], known, n=1)
+        raise ValueError(
+            f"model {name!r} takes no {wrong[0]!r}"
+            + (f"; did you mean {near[0]!r}?" if near else f". It takes {', '.join(sorted(known)) or 'nothing'}")
+        )
+    needed = [p.name for p in _parameters(name) or () if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if missing := [argument for argument in needed if argument not in {*names, "seed"}]:
+        settings = " ".join(f"--set {argument}=..." for argument in missing)
+        raise ValueError(f"model {name!r} needs {', '.join(missing)}: give it a default, or say {settings}")
 
 
 def head_name(model: nn.Module) -> str:
@@ -404,6 +428,28 @@ def _check_widths(name: str, filters: Sequence[int], stages: int) -> None:
         raise ValueError(f"{name} has {stages} stages: give {stages} numbers of filters, not {list(filters)}")
 
 
+def _maker(name: str) -> Callable[..., Any]:
+    if ":" in name:
+        return _imported(name)
+    if name not in MODELS:
+        near = difflib.get_close_matches(name.lower(), MODELS, n=1, cutoff=0.4)
+        raise ValueError(
+            f"model {name!r} is unknown"
+            + (f": did you mean {near[0]!r}? " if near else ". ")
+            + f"Give one of {', '.join(map(repr, MODELS))}, or 'package.module:function' for your own"
+        )
+    return MODELS[name]
+
+
+def _parameters(name: str) -> list[inspect.Parameter] | None:
+    make = _maker(name)
+    try:
+        found = inspect.signature(make).parameters.values()
+    except ValueError:  # a function in C need not have one
+        return None
+    return [p for p in found if p.kind is not p.VAR_POSITIONAL]
+
+
 def _imported(name: str) -> Callable[..., Any]:
     where, _, attribute = name.partition(":")
     if not where or not attribute:
@@ -412,20 +458,21 @@ def _imported(name: str) -> Callable[..., Any]:
         module = importlib.import_module(where)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{where}.".startswith(f"{error.name}."):
-            raise  # the module is there; something it imports is not
-        raise ModuleNotFoundError(
-            f"model {name!r}: there is no module {error.name!r}. Install it, or add its folder to PYTHONPATH",
-            name=error.name,
+            raise ValueError(f"model {name!r}: {where!r} is there, but what it imports is not: {error}") from error
+        raise ValueError(
+            f"model {name!r}: there is no module {error.name!r}. Install it, or add its folder to PYTHONPATH"
         ) from error
+    except Exception as error:
+        raise ValueError(f"model {name!r}: importing {where!r} fails: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         near = difflib.get_close_matches(attribute, dir(module), n=1)
-        raise AttributeError(
+        raise ValueError(
             f"model {name!r}: module {where!r} has no {attribute!r}"
             + (f"; did you mean {near[0]!r}?" if near else ". Give the name of a function that returns the model")
         )
     make = getattr(module, attribute)
     if not callable(make):
-        raise TypeError(
+        raise ValueError(
             f"model {name!r} is an object of type {type(make).__name__}, which cannot be called: "
             "give a function that returns the model"
         )

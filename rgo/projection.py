@@ -14,11 +14,12 @@ Shapes: g groups, o outputs of a group, n inputs of a group, d = n + 1 with a bi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from .product import Packed, gram
 
 Solver = Literal["cholesky", "recursive"]
 
@@ -35,8 +36,12 @@ class CurvatureSum:
         self.total = torch.zeros(groups, dim, dim, dtype=torch.float64, device=_matrix_device(device))
 
     def add(self, left: Tensor, right: Tensor | None = None) -> None:
-        """Add left^T right (right = left unless given) of two (g, samples, d) factors."""
-        product = left.transpose(1, 2) @ (left if right is None else right)
+        """Add left^T right (right = left unless given) of two (g, samples, d) factors; a symmetric matrix."""
+        if left.shape[0] == 1 and left.device.type == "cpu":
+            columns = left[0].t().contiguous()  # whole in memory, as oneDNN wants them
+            product = gram(columns, None if right is None else right[0].t().contiguous())
+        else:
+            product = left.transpose(1, 2) @ (left if right is None else right)
         self.total += product.to(self.total.device)
 
 
@@ -58,64 +63,113 @@ class Recursion:
         self.P = (self.P + self.P.transpose(1, 2)) / 2
 
 
-@dataclass(frozen=True)
-class Dense:
-    """c P, cut where the bias column begins."""
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What a gradient is projected in, and what is small of P is kept in."""
+    return torch.promote_types(dtype, torch.float32)
 
-    ww: Tensor  # (g, n, n)
-    wb: Tensor | None  # (g, 1, n)
-    bb: Tensor | None  # (g, 1, 1)
+
+class Dense:
+    """c P, cut where the bias column begins: ww (g, n, n), wb (g, 1, n), bb (g, 1, 1).
+
+    Only ww is large: it alone is kept in the projection's dtype, and packed for the processor when there is one group.
+    """
+
+    def __init__(self, ww: Tensor, wb: Tensor | None, bb: Tensor | None) -> None:
+        self._ww = Packed(ww[0]) if len(ww) == 1 else ww
+        self.wb, self.bb = wb, bb
+        self._row: Any = None if wb is None else wb[0, 0]  # of the only group
+        self._corner: Any = None if bb is None else bb[0, 0]
 
     @staticmethod
     def of(cP: Tensor, bias: bool, dtype: torch.dtype) -> Dense:
-        cP = cP.to(dtype, copy=True)
         if not bias:
-            return Dense(cP, None, None)
-        # Contiguous copies: products with a slice, whose rows are n + 1 apart, take longer.
-        return Dense(cP[:, :-1, :-1].contiguous(), cP[:, -1:, :-1].contiguous(), cP[:, -1:, -1:].contiguous())
+            return Dense(cP.to(dtype, copy=True), None, None)
+        wide = _wide(dtype)
+        return Dense(
+            cP[:, :-1, :-1].to(dtype).contiguous(),
+            cP[:, -1:, :-1].to(wide).contiguous(),
+            cP[:, -1:, -1:].to(wide).contiguous(),
+        )
 
-    def times(self, A: Tensor, b: Tensor | float | None) -> tuple[Tensor, Tensor | None]:
-        """[A, b] (c P) for A (g, k, n) and b (g, k, 1), or one number for all k."""
+    @property
+    def ww(self) -> Tensor:
+        return self._ww.dense().unsqueeze(0) if isinstance(self._ww, Packed) else self._ww
+
+    def times(self, A: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """[A, b] (c P) for A (g, k, n) and b (g, k, 1)."""
+        if isinstance(self._ww, Packed):
+            W = self._ww.times(A[0]).unsqueeze(0)
+        else:
+            W = (A.to(self._ww.dtype) @ self._ww).to(A.dtype)
         if self.wb is None or self.bb is None or b is None:
-            return A @ self.ww, None
-        return torch.baddbmm(b * self.wb, A, self.ww), torch.baddbmm(b * self.bb, A, self.wb.mT)
+            return W, None
+        return W + b * self.wb, torch.baddbmm(b * self.bb, A, self.wb.mT)
+
+    def times_rows(self, A: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[A, 1] (c P) for the rows A (k, n) of the only group; the second is (k,)."""
+        assert isinstance(self._ww, Packed)
+        W = self._ww.times(A, self._row)
+        return W, None if self._row is None else torch.addmv(self._corner, A, self._row)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {k: v for k, v in vars(self).items() if v is not None}
+        held = {"ww": self.ww, "wb": self.wb, "bb": self.bb}
+        return {k: v for k, v in held.items() if v is not None}
+
+    def bytes(self) -> int:
+        ww = self._ww.bytes() if isinstance(self._ww, Packed) else _bytes(self._ww)
+        return ww + _bytes(self.wb) + _bytes(self.bb)
 
 
-@dataclass(frozen=True)
 class Spectral:
-    """c P = c (I - U D U^T), keeping only directions that the tasks so far have taken away noticeably."""
+    """c P = c (I - U D U^T), keeping only directions that the tasks so far have taken away noticeably.
 
-    U: Tensor  # (n, r), without the bias' row
-    ub: Tensor | None  # (r,), the bias' row
-    scaled: Tensor  # (r,)
-    c: Tensor  # scalar
+    U (n, r) without the bias' row ub (r,), scaled = c D (r,), c a scalar.
+    """
+
+    def __init__(self, U: Tensor, ub: Tensor | None, scaled: Tensor, c: Tensor) -> None:
+        self._down, self._up = Packed(U), Packed(U.t())
+        self.ub, self.scaled, self.c = ub, scaled, c
 
     @staticmethod
     def of(U: Tensor, D: Tensor, c: float, bias: bool, dtype: torch.dtype) -> Spectral:
-        n = U.shape[0] - bias
+        n, wide = U.shape[0] - bias, _wide(dtype)
         return Spectral(
             U[:n].to(dtype, copy=True),
-            U[n].to(dtype, copy=True) if bias else None,
-            (c * D).to(dtype),
-            torch.tensor(c, dtype=dtype, device=U.device),
+            U[n].to(wide, copy=True) if bias else None,
+            (c * D).to(wide),
+            torch.tensor(c, dtype=wide, device=U.device),
         )
 
-    def times(self, A: Tensor, b: Tensor | float | None) -> tuple[Tensor, Tensor | None]:
-        """[A, b] (c P) for A (1, k, n) and b (1, k, 1), or one number for all k."""
-        inside = A @ self.U
+    def times(self, A: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """[A, b] (c P) for A (1, k, n) and b (1, k, 1)."""
+        W, column = self._times(A[0], None if b is None else b[0, :, 0])
+        return W.unsqueeze(0), None if column is None else column[None, :, None]
+
+    def times_rows(self, A: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[A, 1] (c P) for the rows A (k, n); the second is (k,)."""
+        return self._times(A, None if self.ub is None else A.new_ones(len(A)))
+
+    def _times(self, A: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        inside = self._down.times(A)
         if b is not None and self.ub is not None:
-            inside = inside + b * self.ub
+            inside = torch.addr(inside, b, self.ub)
         inside = inside * self.scaled
-        projected = self.c * A - inside @ self.U.t()
+        W = torch.addcmul(-self._up.times(inside), A, self.c)
         if b is None or self.ub is None:
-            return projected, None
-        return projected, self.c * b - (inside @ self.ub).unsqueeze(2)
+            return W, None
+        return W, self.c * b - inside.mv(self.ub)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {k: v for k, v in vars(self).items() if v is not None}
+        held = {"U": self._down.dense(), "ub": self.ub, "scaled": self.scaled, "c": self.c}
+        return {k: v for k, v in held.items() if v is not None}
+
+    def bytes(self) -> int:
+        up = self._up.bytes() if self._up.packed else 0  # else it is U itself, seen from the other side
+        return self._down.bytes() + up + _bytes(self.ub) + _bytes(self.scaled) + _bytes(self.c)
+
+
+def _bytes(t: Tensor | None) -> int:
+    return 0 if t is None else t.numel() * t.element_size()
 
 
 class Projection:
@@ -149,6 +203,7 @@ class Projection:
         self.dim, self.groups, self.bias = dim, groups, bias
         self.alpha, self.solver, self.block = alpha, solver, block
         self.tolerance, self.dtype, self.device = tolerance, dtype, torch.device(device)
+        self.wide = _wide(dtype)  # in which a gradient is projected
         self._H: Tensor | None = None  # (g, d, d) float64; None while it is alpha I, and for the recursion
         self.applied: Dense | Spectral | None = None  # c P as it is multiplied; None is the identity
         self.c = 1.0
@@ -212,7 +267,7 @@ class Projection:
         if device == self.device and dtype == self.dtype:
             return self
         new = self._like()
-        new.device, new.dtype, new.c = device, dtype, self.c
+        new.device, new.dtype, new.wide, new.c = device, dtype, _wide(dtype), self.c
         home = _matrix_device(device)
         new._H = None if self._H is None else self._H.to(home)
         new._recursive = None if self._recursive is None else self._recursive.to(home)
@@ -234,14 +289,13 @@ class Projection:
 
     def bytes(self) -> int:
         """What this layer keeps, in bytes."""
-        held = [self._H, self._recursive, *(self.applied.tensors().values() if self.applied else ())]
-        return sum(t.numel() * t.element_size() for t in held if t is not None)
+        return _bytes(self._H) + _bytes(self._recursive) + (self.applied.bytes() if self.applied else 0)
 
     def full_bytes(self) -> int:
         """What it keeps from the first task on: H (or the recursion's P) in float64, and c P; then no more."""
         n = self.dim - self.bias
-        applied = n * n + (n + 1 if self.bias else 0)  # symmetric: the bias' row is not kept beside its column
-        return self.groups * (self.dim**2 * 8 + applied * (torch.finfo(self.dtype).bits // 8))
+        border = (n + 1) * self.wide.itemsize if self.bias else 0  # symmetric: the row is kept, not the column
+        return self.groups * (self.dim**2 * 8 + n * n * self.dtype.itemsize + border)
 
     def worst_bytes(self) -> int:
         """At the peak of `end_task`: the old projection, the task's sum, the new projection, and a float64 workspace
@@ -272,8 +326,9 @@ class Projection:
             n = self.dim - self.bias
             shapes = {"ww": (self.groups, n, n), "wb": (self.groups, 1, n), "bb": (self.groups, 1, 1)}
             for key, value in state["applied"].items():
-                if value.dtype != self.dtype:
-                    found.append(f"{key} was saved in {value.dtype}, the weights here ask for {self.dtype}")
+                wanted = self.dtype if key in ("ww", "U") else self.wide
+                if value.dtype != wanted:
+                    found.append(f"{key} was saved in {value.dtype}, the weights here ask for {wanted}")
                 elif key in shapes and value.shape != shapes[key]:
                     found.append(f"{key} has shape {tuple(value.shape)}, expected {shapes[key]}")
         return found
@@ -286,7 +341,7 @@ class Projection:
         new._H = state["H"].to(home, torch.float64, copy=True) if "H" in state else None
         new._recursive = state["P"].to(home, torch.float64, copy=True) if "P" in state else None
         if "applied" in state:
-            new.applied = _applied({k: v.to(self.device, self.dtype, copy=True) for k, v in state["applied"].items()})
+            new.applied = _applied({k: v.to(self.device, copy=True) for k, v in state["applied"].items()})
         return new
 
     def _like(self) -> Projection:

@@ -32,7 +32,7 @@ from matplotlib.ticker import MaxNLocator
 
 from . import metrics
 from .methods import METHODS
-from .results import read, spread, table
+from .results import put, read, spread, table, writing
 
 REFERENCE = "stl"  # a model per task cannot forget: shown, but not ranked among those that can
 INK, LINE = "#1f262d", "#d3d9df"  # of the figures; the page puts its own in their place, light or dark
@@ -484,7 +484,8 @@ def report(results: Path, out: Path, published: Path | None = None) -> Path:
     `published` is a TOML file with a paper's numbers, as experiments/table1.toml.
     """
     found, numbers = collect(results), read_published(published)
-    out.mkdir(parents=True, exist_ok=True)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     by_benchmark: dict[str, list[Group]] = {}
     for group in found.groups:
         by_benchmark.setdefault(group.benchmark, []).append(group)
@@ -504,7 +505,7 @@ def report(results: Path, out: Path, published: Path | None = None) -> Path:
         methods=len({g.method for g in found.groups}),
     )
     index = out / "index.html"
-    index.write_text(page, encoding="utf-8")
+    put(index, page)
     return index
 
 
@@ -519,9 +520,9 @@ def _section(name: str, groups: list[Group], published: Published, out: Path, id
     }
     file = re.sub(r"[^\w-]+", "-", name)
     written = [sheet for sheet in sheets.values() if sheet]
-    (out / f"{file}.md").write_text(f"# {name}\n\n" + "\n".join(s.markdown() for s in written), encoding="utf-8")
-    (out / f"{file}.tex").write_text("\n".join(s.latex() for s in written), encoding="utf-8")
-    (out / f"{file}.svg").write_text(curves(paper or changed, legend=True), encoding="utf-8")
+    put(out / f"{file}.md", f"# {name}\n\n" + "\n".join(s.markdown() for s in written))
+    put(out / f"{file}.tex", "\n".join(s.latex() for s in written))
+    put(out / f"{file}.svg", curves(paper or changed, legend=True))
     return {
         "name": name,
         "id": id,

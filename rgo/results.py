@@ -1,23 +1,26 @@
 """One run, one JSON file: what it holds, and how it is written and read.
 
-Format 2. Keys of a record: `format`, `benchmark`, `model`, `method`, `seed`; `settings`, everything the run depends
-on; `changed`, what of it departs from the protocol of the benchmark and the method (empty for a run of the paper's);
-`accuracy`, row k (counted from 1) with the test accuracy in percent of tasks 1 to k after task k; `train_accuracy`,
-`diagonal` and `final`; `loss`, per task the means over a hundred steps; `timing`, seconds per task of `train`,
-`end_task`, `evaluate`; `memory`, bytes the method keeps besides the models it answers with; `parameters`; `capacity`,
-parameters it answers with relative to the one model, in percent; `captured`; `environment`; `commit`.
+Format 2. Keys of a record: `format`, `benchmark`, `model`, `method`, `seed`; `settings`, everything the run depends on
+(files without a `dtype` are of float32, and are read as if they said so); `changed`, what of it departs from the
+protocol of the benchmark and the method (empty for a run of the paper's); `accuracy`, row k (counted from 1) with the
+test accuracy in percent of tasks 1 to k after task k; `train_accuracy`, `diagonal` and `final`; `loss`, per task the
+means over a hundred steps; `timing`, seconds per task of `train`, `end_task`, `evaluate`; `memory`, bytes the method
+keeps besides the models it answers with; `parameters`; `capacity`, parameters it answers with relative to the one
+model, in percent; `captured`; `environment`; `commit`.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -28,9 +31,14 @@ FORMAT = 2
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    """The file appears under its name only when it is whole; one line holds one key."""
+    """A run's record; one line holds one key."""
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
-    _replace(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
+    put(path, f"{{\n{lines}\n}}\n")
+
+
+def put(path: Path, text: str) -> None:
+    """A file of text, whole or not at all."""
+    _replace(path, lambda file: file.write(text.encode()))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -42,6 +50,8 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         found = record.get("format") if isinstance(record, dict) else type(record).__name__
         raise ValueError(f"{path} has format {found!r}, this version of rgo reads {FORMAT}")
+    if "settings" in record:
+        record["settings"] = _complete(record["settings"])
     return record
 
 
@@ -86,7 +96,7 @@ def restore(path: Path, settings: dict[str, Any], device: torch.device) -> dict[
     except Exception as error:
         why = str(error).partition("\n")[0].partition(". ")[0]
         raise ValueError(f"the checkpoint {path} is damaged ({why}). Delete it to begin the run anew") from None
-    if state.get("settings") != settings:
+    if _complete(state.get("settings")) != settings:
         raise ValueError(f"the checkpoint {path} belongs to a run with other settings. Delete it, or use another --out")
     return state
 
@@ -121,17 +131,40 @@ def commit() -> str | None:
     return head + ("+changes" if edited else "")
 
 
-def _replace(path: Path, fill: Any) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def _complete(settings: Any) -> Any:
+    """A run's settings; those written before `dtype` was one of them are of float32."""
+    return {"dtype": "float32", **settings} if isinstance(settings, dict) else settings
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """An error of the file system while something is written says where, and what to do."""
     try:
-        with temporary.open("wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        todo = "Free some space there" if full else "Make it a place that can be written, or name another"
+        raise type(error)(
+            f"{path} cannot be written: {error.strerror or error}. {todo}, then give the same command again: "
+            "what was there before is whole, and an interrupted run goes on from its last checkpoint"
+        ) from error
+
+
+def _replace(path: Path, fill: Callable[[IO[bytes]], Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path):
+        try:
+            with temporary.open("wb") as file:
+                try:
+                    fill(file)
+                except RuntimeError as error:  # torch.save's own, raised while it handles what the file said
+                    raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def spread(values: list[float]) -> str:

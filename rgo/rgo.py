@@ -17,8 +17,11 @@ from .collecting import Recorder
 from .curvature import EXTRACTORS, RULES, Extractors, Rule, require
 from .encoding import Encode, Encoding, TaskId, task_id, task_ids
 from .gradient import Covered
+from .product import has_bfloat16
 from .projection import Projection, Solver
 from .summary import Summary, summarise
+
+LARGE = 512  # inputs of a layer from which its P (1 MiB in float32) is held in bfloat16 by default
 
 # A task laid over the one being trained, per learner: what `with learner.task(id)` says in this thread.
 _override: ContextVar[Mapping[int, Wiring]] = ContextVar("rgo_task", default=MappingProxyType({}))
@@ -374,15 +377,19 @@ class RGO:
         self._active, self._current = task, wiring
         for covered in self._layers():
             covered.session = self._sessions
-            covered.projection = covered.projection.to(covered.weight.device, self._dtype_for(covered.weight))
+            covered.projection = covered.projection.to(covered.weight.device, self._dtype_for(covered))
             covered.disarm()
             if self.project and covered.weight.requires_grad:
                 covered.arm()
 
-    def _dtype_for(self, weight: torch.Tensor) -> torch.dtype:
+    def _dtype_for(self, covered: Covered) -> torch.dtype:
+        """Of the P that is multiplied: bfloat16 where P is too large for a cache and the processor has it."""
         if self.dtype is not None:
             return self.dtype
-        return torch.float64 if weight.dtype == torch.float64 else torch.float32
+        if covered.weight.dtype == torch.float64:
+            return torch.float64
+        large = covered.matrix.inputs >= LARGE and covered.weight.device.type == "cpu"
+        return torch.bfloat16 if large and has_bfloat16() else torch.float32
 
 
 def _names(names: Any, argument: str) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from . import results
 from .benchmarks import BENCHMARKS, Task, order
 from .experiment import Experiment
 from .methods import make
-from .methods.method import Method
+from .methods.method import NOTHING, Method
 from .models import load
 
 Report = Callable[[int, str], None]
@@ -49,13 +50,15 @@ def run(
     path = experiment.path(out)
     if path.exists():
         return results.read(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with results.writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_suffix(".lock")):
         if path.exists():  # finished by whoever held the lock
             return results.read(path)
         record = _Run(experiment, path, torch.device(device), capture, checkpoint_every, report, report_every).finish()
         results.write(path, record)
-        for rest in (_task_file(path), _step_file(path)):
+        # Of a process that was killed as it wrote, files with temporary names are left as well.
+        for rest in (_task_file(path), _step_file(path), *path.parent.glob(f".{path.stem}.*")):
             rest.unlink(missing_ok=True)
     path.with_suffix(".lock").unlink(missing_ok=True)
     return record
@@ -79,6 +82,8 @@ class _Run:
         self.tasks: Sequence[Task] = BENCHMARKS[experiment.benchmark](
             tasks=settings["tasks"], seed=experiment.seed, **settings["benchmark_options"]
         )
+        self.dtype: torch.dtype = getattr(torch, settings["dtype"])
+        self.tests: list[Task] = []  # the tasks so far, with their test sets on the device
         self.model = self._fresh(0).to(device)
         split = self.tasks[0].classes is not None
         self.method: Method = make(experiment, self.model, lambda k: self._fresh(k).to(device), split)
@@ -96,14 +101,14 @@ class _Run:
     def _fresh(self, k: int) -> nn.Module:
         settings = self.experiment.settings
         seed = self.experiment.seed + 1000 * k
-        return load(settings["model"], seed=seed, **settings["model_options"])
+        return load(settings["model"], seed=seed, **settings["model_options"]).to(self.dtype)
 
     def finish(self) -> dict[str, Any]:
         """The loop: train, take in what must be remembered, answer for all tasks so far."""
         torch.manual_seed(self.experiment.seed)  # dropout, where a model has it
         first = self._resume()
         for k in range(first, len(self.tasks)):
-            task = _on(self.tasks[k], self.device)
+            task = _on(self.tasks[k], self.device, self.dtype)
             if k > first or not self.begun:
                 self.method.begin_task(task, self.experiment.settings["steps"], self.experiment.seed)
             self.model.train()
@@ -113,18 +118,21 @@ class _Run:
             with self._timed("end_task"):
                 self.method.end_task(task, _parts(task.train, LEARN))
             with self._timed("evaluate"):
-                row = [self._accuracy(self.tasks[j] if j != k else task) for j in range(k + 1)]
+                self._keep_tests(k, task)
+                row = [self._accuracy(known, *known.test) for known in self.tests]
             self.done["accuracy"].append(row)
-            self.done["train_diagonal"].append(self._accuracy(task, train=True))
+            self.done["train_diagonal"].append(self._accuracy(task, *task.train))
             self.done["loss"].append([round(statistics.fmean(part), 5) for part in _hundreds(losses)])
             self._save_task(k)
             self.report((k + 1) * len(losses), f"task {k + 1}  ACC {statistics.fmean(row):.1f}")
+        self.model.eval()  # also of a run that was killed after its last task
         return self._record()
 
     def _record(self) -> dict[str, Any]:
         e, parameters = self.experiment, sum(p.numel() for p in self.model.parameters())
         own = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        final = [self._accuracy(task, train=True) for task in self.tasks]
+        on_device = (_on(task, self.device, self.dtype) for task in self.tasks)
+        final = [self._accuracy(task, *task.train) for task in on_device]
         kept = self.method.memory()
         # Models count as capacity, what is only needed to go on training (H, P, samples) as memory.
         models = len(self.tasks) if e.method == "stl" else 1
@@ -166,11 +174,16 @@ class _Run:
                 self._save_step(k, i + 1, losses)
         return losses.tolist()
 
-    def _accuracy(self, task: Task, train: bool = False) -> float:
-        x, y = task.train if train else task.test
+    def _keep_tests(self, k: int, task: Task) -> None:
+        """Tasks are built when asked for, and their test sets are asked for after every task: these stay."""
+        for j in range(len(self.tests), k + 1):
+            known = task if j == k else _on(self.tasks[j], self.device, self.dtype)
+            self.tests.append(replace(known, train=NOTHING))
+
+    def _accuracy(self, task: Task, x: Tensor, y: Tensor) -> float:
         right = torch.zeros((), dtype=torch.int64, device=self.device)
         with torch.no_grad():
-            for part, true in _parts((x.to(self.device), y.to(self.device)), EVALUATE):
+            for part, true in _parts((x, y), EVALUATE):
                 right += (self.method.predict(part, task).argmax(1) == true).sum()
         return round(100 * int(right) / len(y), 2)
 
@@ -210,7 +223,7 @@ class _Run:
             _set_random_state(saved["random"], self.device)
         inside = results.restore(_step_file(self.path), self.experiment.settings, self.device)
         if inside is not None and inside["task"] == task and task < len(self.tasks):
-            here = _on(self.tasks[task], self.device)
+            here = _on(self.tasks[task], self.device, self.dtype)
             self.method.begin_task(here, self.experiment.settings["steps"], self.experiment.seed)
             self.model.load_state_dict(inside["model"])
             self.method.load_state_dict(inside["method"], inside=True)
@@ -274,10 +287,13 @@ class _Captured:
             self.graph.replay()
 
 
-def _on(task: Task, device: torch.device) -> Task:
-    """The task with its data on the device."""
-    (a, b), (c, d) = task.train, task.test
-    return Task(task.id, (a.to(device), b.to(device)), (c.to(device), d.to(device)), task.classes)
+def _on(task: Task, device: torch.device, dtype: torch.dtype) -> Task:
+    """The task with its data on the device; inputs that are real numbers in this precision."""
+
+    def moved(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.to(device, dtype if x.is_floating_point() else None), y.to(device)
+
+    return replace(task, train=moved(*task.train), test=moved(*task.test))
 
 
 def _parts(data: tuple[Tensor, Tensor], size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -311,12 +327,13 @@ def _set_random_state(states: list[Tensor], device: torch.device) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One process per run; the lock goes with the process, however it ends."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BusyError(f"another process is at work on {path.with_suffix('.json')}") from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+    with ExitStack() as held:
+        with results.writing(path):
+            file = held.enter_context(path.open("ab", buffering=0))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(f"another process is at work on {path.with_suffix('.json')}") from None
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n".encode())
         yield

@@ -94,7 +94,7 @@ def summarise(sites: Mapping[str, Attached], survey: Survey, model: nn.Module) -
         covered, p, m = site.covered, site.covered.projection, site.covered.matrix
         cost: float | None = None
         path = "none"
-        fast = m.input_gradient is not None and site.rows < m.outputs
+        fast = m.input_gradient is not None and site.rows <= m.outputs
         if site.learner.project and p.applied is not None:
             path = "?" if site.rows == 0 else "rows" if fast else "gradient"
         if site.rows:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,49 @@ def test_every_command_explains_itself_with_an_example(
     shown = invoke(*name, "--help", app=app)
     assert shown.exit_code == 0
     assert f"Example: {' '.join(('rgo', *before, *name))}" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("begun", "offered"),
+    [
+        ("rgo su", ["suite"]),
+        ("rgo data ve", ["verify"]),
+        ("rgo run perm", ["permuted-mnist"]),
+        ("rgo run digits -m rg", ["rgo", "rgo-2"]),
+        ("rgo run digits --method sgd --model le", ["lenet5"]),
+        ("rgo run digits --dtype f", ["float32", "float64"]),
+        ("rgo run digits --checkp", ["--checkpoint-every"]),
+        ("rgo demo --no", ["--no-open"]),
+    ],
+)
+def test_the_shell_completes_commands_options_and_names(begun: str, offered: list[str]) -> None:
+    asked = {"_RGO_COMPLETE": "complete_bash", "COMP_WORDS": begun, "COMP_CWORD": str(begun.count(" "))}
+    shown = CliRunner().invoke(rgo.cli.app, env=asked, prog_name="rgo")
+    assert shown.stdout.split() == offered
+
+
+def test_the_shell_is_told_how_to_complete() -> None:
+    shown = CliRunner().invoke(rgo.cli.app, ["--show-completion", "bash"], prog_name="rgo")
+    assert shown.exit_code == 0
+    assert "_RGO_COMPLETE=complete_bash" in shown.stdout
+
+
+def test_an_unknown_command_or_option_is_told_the_nearest() -> None:
+    for arguments, nearest in (
+        (("siute",), "suite"),
+        (("data", "verfy"), "verify"),
+        (("demo", "--step", "3"), "--steps"),
+    ):
+        shown = invoke(*arguments)
+        assert shown.exit_code == 2
+        assert nearest in shown.stderr
+
+
+def test_exit_codes_are_in_the_help_and_in_the_documents() -> None:
+    help_, text = invoke("--help").stdout, (Path(__file__).parents[1] / "docs/protocol.md").read_text()
+    for code in (0, 1, 2, 130):
+        assert f"| {code} | " in text
+        assert f"{code} " in " ".join(help_.partition("Exit codes:")[2].split())
 
 
 # ---- list, run --------------------------------------------------------------------------------------------------
@@ -252,6 +297,43 @@ def test_a_suite_takes_the_first_seed_of_every_cell_first(tmp_path: Path, asked:
     assert [(e.seed, e.method) for e in asked] == [(0, "sgd"), (0, "ewc"), (0, "gpm"), (1, "sgd"), (1, "ewc")]
 
 
+# ---- a full disk ------------------------------------------------------------------------------------------------
+
+
+def fill_and_free(disk: Path) -> None:
+    """Runs and a report on a small disk, which is mounted here: in a name space that other processes do not see."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", disk], check=True)
+    e = experiment("digits", "rgo", 0, tasks=2, steps=30, hidden=[64])
+    path = e.path(disk)
+    what = ("run", "digits", "-m", "rgo", "--tasks", 2, "--steps", 30, "--set", "hidden=[64]", "--checkpoint-every", 10)
+    shown = invoke(*what, "--out", disk)
+    assert shown.exit_code == 1, shown.output
+    assert f"{path.with_suffix('.task')} cannot be written: No space left on device. Free some space" in shown.stderr
+    assert sorted(file.name for file in path.parent.iterdir()) == ["seed-0.lock", "seed-0.step"]
+    with suppress(OSError):
+        (disk / "rest").write_bytes(bytes(10**6))
+    shown = invoke("report", disk, "--out", disk / "report")
+    assert shown.exit_code == 2, shown.output
+    assert "index.html cannot be written: No space left on device. Free some space" in shown.stderr
+    assert not list((disk / "report").iterdir())
+    subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
+    steps: list[int] = []
+    record = run(e, disk, report=lambda step, line: steps.append(step), report_every=1)
+    assert steps[0] == 21
+    assert same(record) == same(run(e, disk / "whole"))
+
+
+def test_on_a_full_disk_commands_say_so_and_go_on_when_there_is_space(tmp_path: Path) -> None:
+    """`tests/test_runner.py` has every file and every way it can fail; this is the real thing."""
+    alone = ["unshare", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False).returncode:
+        pytest.skip("this system lets nobody mount a file system of their own")
+    code = f"import pathlib, test_cli; test_cli.fill_and_free(pathlib.Path({str(tmp_path)!r}))"
+    command = [*alone, sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # ---- Ctrl-C -----------------------------------------------------------------------------------------------------
 
 
@@ -353,7 +435,7 @@ def test_data_fetch_passes_on_what_it_is_given(nothing: Path, monkeypatch: pytes
     ("arguments", "code", "message"),
     [
         (("verify", "minst"), 2, "'minst' is not a data set: give one of 'mnist', 'cifar100', 'miniimagenet'"),
-        (("fetch", "minst"), 2, "'minst' is not a data set"),
+        (("fetch", "minst"), 2, "; did you mean 'mnist'?"),
         (("fetch", "miniimagenet"), 1, "ask for access to ImageNet at https://image-net.org"),
         (("verify",), 2, "NAME"),
     ],

@@ -114,7 +114,7 @@ def test_every_method_has_a_section_with_all_its_options(method: str) -> None:
 
 def test_no_section_is_about_a_method_that_does_not_exist() -> None:
     headings = re.findall(r"^## (.*)$", (DOCS / "methods.md").read_text(), re.M)
-    assert headings == ["What a name sets", *METHODS]
+    assert headings == ["What a name sets", "Checked against other implementations", *METHODS]
 
 
 def test_the_table_of_what_names_set_is_that_of_the_code() -> None:

@@ -233,7 +233,7 @@ def test_the_path_follows_the_number_of_rows_and_summary_says_which():
     assert paths(learner) == {"layer": "none", "head": "none"}  # P is the identity
     learner.end_task([(x, y)])
     learner.begin_task(1)
-    for count, expected in ((13, "gradient"), (12, "rows"), (3, "rows"), (40, "gradient")):
+    for count, expected in ((14, "gradient"), (13, "rows"), (4, "rows"), (40, "gradient")):
         loss(model(x.repeat(4, 1)[:count]), y.repeat(4)[:count]).backward()
         assert paths(learner)["layer"] == expected
         assert paths(learner)["head"] == "gradient"  # three outputs

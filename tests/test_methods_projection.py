@@ -1,8 +1,7 @@
-"""GPM, LOS and OWM against their published formulas, written out plainly here, and what each owes to the runner."""
+"""GPM, LOS and OWM against their published formulas, written out plainly here."""
 
 import copy
-import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,199 +10,32 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_contract import (
+    CLASSES,
+    SIDE,
+    STEPS,
+    WIDTH,
+    convnet,
+    learn,
+    mlp,
+    moved,
+    observe,
+    predict,
+    shared_or_split,
+    stream,
+    vector,
+)
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector
 
 from rgo.benchmarks import Task, batches
 from rgo.layers import describe
 from rgo.methods.gpm import GPM, grow
 from rgo.methods.los import LOS, cayley
-from rgo.methods.method import Method
 from rgo.methods.owm import OWM, close
-
-SIDE, CLASSES, STEPS, CONV_STEPS = 4, 6, 60, 25
-WIDTH = SIDE * SIDE
-
-
-def mlp(seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(WIDTH, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, CLASSES))
-
-
-def convnet(seed: int = 0) -> nn.Sequential:
-    """6x6 images in the flat inputs' place; a grouped convolution; a norm that no projection covers."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Unflatten(1, (1, SIDE, SIDE)),
-            nn.Conv2d(1, 12, 3, padding=1),
-            nn.GroupNorm(4, 12),
-            nn.ReLU(),
-            nn.Conv2d(12, 24, 3, groups=2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(96, 24, bias=False),
-            nn.ReLU(),
-            nn.Linear(24, CLASSES),
-        )
-
-
-def stream(split: bool = False, tasks: int = 3, n: int = 60) -> list[Task]:
-    """Clusters. Every task has all classes and inputs in an order of its own, or (split) two classes of its own."""
-    made = []
-    centres = 2 * torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(99))
-    for k in range(tasks):
-        source = torch.Generator().manual_seed(k)
-        order = torch.arange(WIDTH) if split else torch.randperm(WIDTH, generator=source)
-        parts = []
-        for size in (n, 60):
-            y = torch.arange(size) % 2 + 2 * k if split else torch.arange(size) % CLASSES
-            parts.append(((centres[y] + 0.3 * torch.randn(size, WIDTH, generator=source))[:, order], y))
-        made.append(Task(k, parts[0], parts[1], (2 * k, 2 * k + 1) if split else None))
-    return made
-
-
-Make = Callable[..., Method]
-METHODS: dict[str, Callable[..., Method]] = {
-    "gpm": lambda model=None, **o: GPM(model or mlp(), **{"samples": 30, **o}),
-    "gpm-bias-conv": lambda model=None, **o: GPM(model or convnet(), **{"samples": 20, "bias": True, **o}),
-    "los": lambda model=None, **o: LOS(model or mlp(), **{"tasks": 3, **o}),
-    "los-stiefel": lambda model=None, **o: LOS(model or convnet(), **{"tasks": 3, "memory": 2, **o}),
-    "owm": lambda model=None, **o: OWM(model or mlp(), **o),
-    "owm-momentum-conv": lambda model=None, **o: OWM(
-        model or convnet(), **{"momentum": 0.5, "clip": 1.0, "bias": True, **o}
-    ),
-}
-every_method = pytest.mark.parametrize("name", METHODS)
-shared_or_split = pytest.mark.parametrize("split", [False, True], ids=["shared-head", "split-head"])
-plain_or_encoded = pytest.mark.parametrize("encode", [False, True], ids=["plain", "encoded"])
-
-
-def pieces(task: Task, size: int = 25) -> Iterator[tuple[Tensor, Tensor]]:
-    yield from zip(task.train[0].split(size), task.train[1].split(size))
-
-
-def observe(method: Method, task: Task, start: int = 0, stop: int = STEPS, seed: int = 0) -> list[float]:
-    method.model.train()
-    stream = list(batches(task, batch_size=10, steps=STEPS, seed=seed))[start:stop]
-    return [float(method.observe(x, y, task)) for x, y in stream]
-
-
-def end(method: Method, task: Task) -> None:
-    method.model.eval()
-    method.end_task(task, pieces(task))
-
-
-def learn(method: Method, tasks: Sequence[Task], seed: int = 0, steps: int = STEPS) -> Method:
-    for task in tasks:
-        method.begin_task(task, STEPS, seed)
-        observe(method, task, seed=seed, stop=steps)
-        end(method, task)
-    return method
-
-
-def predict(method: Method, task: Task) -> Tensor:
-    with torch.no_grad():
-        return method.predict(task.test[0], task)
-
-
-def accuracy(method: Method, task: Task) -> float:
-    return float((predict(method, task).argmax(1) == task.test[1]).double().mean())
-
-
-def vector(method: Method) -> Tensor:
-    return parameters_to_vector(method.model.parameters()).detach().clone()
-
-
-def doubled(task: Task) -> Task:
-    return Task(task.id, (task.train[0].double(), task.train[1]), (task.test[0].double(), task.test[1]), task.classes)
 
 
 def plainly(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad(loss, weights))
-
-
-# ---- what every method owes --------------------------------------------------------------------------------------
-
-
-@every_method
-@shared_or_split
-@plain_or_encoded
-def test_a_method_learns_every_task_of_a_toy_stream(name: str, split: bool, encode: bool) -> None:
-    method = METHODS[name](encode=encode)
-    for task in stream(split):
-        learn(method, [task])
-        assert accuracy(method, task) > (0.8 if split else 0.4)  # chance is 1/2 and 1/6
-    assert predict(method, task).isinf().any() == split
-
-
-@every_method
-def test_a_run_is_a_function_of_its_seed(name: str) -> None:
-    a = vector(learn(METHODS[name](), stream(), steps=CONV_STEPS))
-    torch.manual_seed(7)
-    before = torch.get_rng_state()
-    model = convnet() if "conv" in name or "stiefel" in name else mlp()
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(vector(learn(METHODS[name](model), stream(), steps=CONV_STEPS)), a)
-    assert torch.equal(torch.get_rng_state(), before)  # nothing is drawn from the global generator
-
-
-def saved(state: dict[str, Any]) -> dict[str, Any]:
-    """As a file would hold it: tensors and plain types only."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
-
-
-@every_method
-@shared_or_split
-@plain_or_encoded
-def test_a_run_killed_inside_a_task_goes_on_bit_for_bit(name: str, split: bool, encode: bool) -> None:
-    tasks = stream(split)
-    first = learn(METHODS[name](encode=encode), tasks[:2], steps=15)
-    boundary = saved({"model": first.model.state_dict(), "method": first.state_dict()})
-    first.begin_task(tasks[2], STEPS, 0)
-    observe(first, tasks[2], stop=7)
-    inside = saved({"model": first.model.state_dict(), "method": first.state_dict(inside=True)})
-    whole = saved(first.state_dict())
-    expected = observe(first, tasks[2], start=7, stop=20)
-    end(first, tasks[2])
-
-    for from_boundary in (True, False):
-        second = METHODS[name](encode=encode)
-        with torch.no_grad():  # another initialisation, which the saved one must replace
-            for p in second.model.parameters():
-                p.add_(0.1)
-        if from_boundary:
-            second.model.load_state_dict(boundary["model"])
-            second.load_state_dict(boundary["method"])
-        second.begin_task(tasks[2], STEPS, 0)
-        second.load_state_dict(*((inside["method"], True) if from_boundary else (copy.deepcopy(whole),)))
-        second.model.load_state_dict(inside["model"])
-        assert observe(second, tasks[2], start=7, stop=20) == expected
-        end(second, tasks[2])
-        assert torch.equal(vector(second), vector(first))
-        assert second.memory() == first.memory()
-        for task in tasks:
-            assert torch.equal(predict(second, task), predict(first, task))
-
-
-@every_method
-def test_baselines_see_no_feature_encoding_unless_it_is_asked_for(name: str) -> None:
-    def attached(method: Method) -> set[bool]:
-        return {"forward" in m.__dict__ for m in method.model.modules() if isinstance(m, nn.Linear | nn.Conv2d)}
-
-    assert attached(learn(METHODS[name](), stream()[:1], steps=2)) == {False}
-    assert attached(METHODS[name](encode=True)) == {True}
-
-
-@every_method
-def test_unknown_options_are_refused_by_name(name: str) -> None:
-    with pytest.raises(TypeError, match="strenght"):
-        METHODS[name](strenght=3)
 
 
 def test_impossible_options_are_refused() -> None:
@@ -226,53 +58,16 @@ def test_impossible_options_are_refused() -> None:
 
 
 def test_memory_counts_what_is_kept() -> None:
-    gpm, owm, los = (learn(METHODS[name](), stream()) for name in ("gpm", "owm-momentum-conv", "los-stiefel"))
-    assert isinstance(gpm, GPM)
+    gpm, owm = GPM(mlp(), samples=30), OWM(convnet(), momentum=0.5, clip=1.0, bias=True)
+    subspace, stiefel = LOS(mlp(), tasks=3), LOS(convnet(), tasks=3, memory=2)
+    for method in (gpm, owm, subspace, stiefel):
+        learn(method, stream())
     assert gpm.memory() == sum(4 * M.numel() for M in gpm.bases.values()) > 0
     size = sum(4 * p.numel() for p in owm.model.parameters())
     P = [10**2, 2 * (54 + 1) ** 2, 96**2, 25**2]
     assert owm.memory() == size + 8 * sum(P) + 8  # and the counter
-    assert los.memory() == 3 * CLASSES * 2 * (4 * WIDTH + 8) + 8
-    assert learn(METHODS["los"](), stream()).memory() == 8
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@every_method
-@plain_or_encoded
-@shared_or_split
-def test_a_captured_step_does_what_an_eager_one_does(name: str, encode: bool, split: bool) -> None:
-    def run(capture: bool) -> Method:
-        method = METHODS[name]((convnet() if "conv" in name or "stiefel" in name else mlp()).cuda(), encode=encode)
-        for k in stream(split):
-            task = Task(k.id, (k.train[0].cuda(), k.train[1].cuda()), (k.test[0].cuda(), k.test[1].cuda()), k.classes)
-            method.begin_task(task, STEPS, 0)
-            method.model.train()
-            order = [(x.clone(), y.clone()) for x, y in batches(task, batch_size=10, steps=STEPS, seed=0)]
-            graph, (held_x, held_y) = torch.cuda.CUDAGraph(), (order[0][0].clone(), order[0][1].clone())
-            side = torch.cuda.Stream()
-            for i, (x, y) in enumerate(order):
-                held_x.copy_(x)
-                held_y.copy_(y)
-                if not capture or i < 3:
-                    side.wait_stream(torch.cuda.current_stream())
-                    with torch.cuda.stream(side):
-                        method.observe(held_x, held_y, task)
-                    torch.cuda.current_stream().wait_stream(side)
-                    continue
-                if i == 3:
-                    with torch.cuda.graph(graph):
-                        method.observe(held_x, held_y, task)
-                graph.replay()
-            end(method, task)
-        return method
-
-    eager, captured = run(capture=False), run(capture=True)
-    torch.testing.assert_close(vector(captured), vector(eager), rtol=1e-3, atol=1e-3)
-    for task in stream(split):
-        x = task.test[0].cuda()
-        with torch.no_grad():
-            a, b = (m.predict(x, task).argmax(1) for m in (eager, captured))
-        assert (a == b).float().mean() > 0.95
+    assert stiefel.memory() == 3 * CLASSES * 2 * (4 * WIDTH + 8) + 8
+    assert subspace.memory() == 8
 
 
 # ---- GPM ---------------------------------------------------------------------------------------------------------
@@ -353,7 +148,7 @@ def test_gpm_ranks_of_known_spectra(basis: Tensor, C: Tensor, epsilon: float, fi
 
 def test_gpm_trains_as_published() -> None:
     """Three tasks of a bias-free network in float64: SVD of its inputs, G - G M M^T, all written out."""
-    tasks, epsilon = [doubled(t) for t in stream()], (0.9, 0.95, 0.99)
+    tasks, epsilon = [moved(t, torch.float64) for t in stream()], (0.9, 0.95, 0.99)
     method = learn(GPM(mlp().double(), threshold=epsilon, samples=60), tasks)
     weights = [w.detach().clone().requires_grad_() for w in mlp().double().parameters() if w.dim() == 2]
 
@@ -376,7 +171,7 @@ def test_gpm_trains_as_published() -> None:
         assert found.bias.eq(0).all()
 
 
-@plain_or_encoded
+@pytest.mark.parametrize("encode", [False, True], ids=["plain", "encoded"])
 @pytest.mark.parametrize("bias", [False, True], ids=["no-bias", "bias"])
 def test_gpm_keeps_a_linear_layers_old_outputs(encode: bool, bias: bool) -> None:
     """With all of the old inputs in the basis, whatever a layer learns is orthogonal to them."""
@@ -399,8 +194,7 @@ def test_gpm_keeps_a_linear_layers_old_outputs(encode: bool, bias: bool) -> None
 
 
 def test_gpm_bases_stay_orthonormal_in_the_weights_precision() -> None:
-    method = METHODS["gpm-bias-conv"](threshold=0.9, until=1.0, tasks=3)
-    assert isinstance(method, GPM)
+    method = GPM(convnet(), samples=20, bias=True, threshold=0.9, until=1.0, tasks=3)
     ranks = []
     for task in stream():
         learn(method, [task])
@@ -494,7 +288,7 @@ def test_owms_block_update_is_one_position_after_another(seed: int, dim: int, ro
 @shared_or_split
 def test_owm_trains_as_published(split: bool) -> None:
     """A convolution, its patches one after another, and two linear layers; momentum and clipping as the authors'."""
-    tasks = [doubled(t) for t in stream(split, tasks=2)]
+    tasks = [moved(t, torch.float64) for t in stream(split, tasks=2)]
 
     def network() -> nn.Sequential:
         torch.manual_seed(0)
@@ -591,7 +385,7 @@ def test_loss_low_rank_step_is_the_dense_one(seed: int, shape: tuple[int, int], 
 
 
 def test_los_keeps_its_kernels_orthonormal() -> None:
-    method = METHODS["los-stiefel"](lr=0.4)
+    method = LOS(convnet(), tasks=3, memory=2, lr=0.4)
 
     def errors() -> Iterator[float]:
         for module in method.model.modules():
@@ -647,9 +441,8 @@ def test_the_subspace_variant_trains_only_a_tasks_own_coordinates() -> None:
 @shared_or_split
 def test_the_stiefel_variant_trains_as_published(split: bool) -> None:
     """Both gradients by hand: (1/k)(batch under P_k and its mask, memory of the drawn task under P_j and its mask)."""
-    tasks = [doubled(t) for t in stream(split)]
-    method = METHODS["los-stiefel"](convnet().double())
-    assert isinstance(method, LOS)
+    tasks = [moved(t, torch.float64) for t in stream(split)]
+    method = LOS(convnet().double(), tasks=3, memory=2)
     learn(method, tasks[:2], steps=5)
     assert method.x.shape == (2, 4 if split else 2 * CLASSES, WIDTH)
     method.begin_task(tasks[2], STEPS, 0)
@@ -690,8 +483,8 @@ def test_los_keeps_samples_of_every_class_and_fills_up_smaller_tasks() -> None:
         parts[0],
         Task("one", *((x[y == 2], y[y == 2]) for x, y in (parts[1].train, parts[1].test)), (2,)),
     )
-    method = learn(METHODS["los-stiefel"](), [two_classes, one_class, parts[2]], steps=8)
-    assert isinstance(method, LOS)
+    method = LOS(convnet(), tasks=3, memory=2)
+    learn(method, [two_classes, one_class, parts[2]], steps=8)
     assert method.y.tolist() == [[0, 0, 1, 1], [2, 2, -100, -100], [4, 4, 5, 5]]
     for x, y, task in zip(method.x, method.y, (two_classes, one_class, parts[2])):
         for sample, label in zip(x, y):

@@ -1,9 +1,8 @@
-"""EWC, A-GEM, ER-Ring, RLL and STL against their definitions, and what each of them owes to the runner."""
+"""EWC, A-GEM, ER-Ring, RLL and STL against their definitions."""
 
 import copy
-import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +10,23 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_contract import (
+    CLASSES,
+    STEPS,
+    WIDTH,
+    accuracy,
+    end,
+    learn,
+    mlp,
+    moved,
+    observe,
+    pieces,
+    shared_or_split,
+    stream,
+    vector,
+)
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rgo.benchmarks import Task, batches
 from rgo.methods.agem import AGEM, project
@@ -24,207 +37,11 @@ from rgo.methods.ring import Ring, generator
 from rgo.methods.rll import RLL, extractors
 from rgo.methods.stl import STL
 
-WIDTH, CLASSES, STEPS = 8, 6, 40
-
-
-def mlp(seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, CLASSES))
-
-
-def stream(split: bool = False, tasks: int = 3, n: int = 60) -> list[Task]:
-    """Clusters. Every task has all classes and they lie elsewhere, or (split) it has two classes of its own."""
-    made = []
-    for k in range(tasks):
-        source = torch.Generator().manual_seed(k)
-        centres = 2 * torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(99 + k * (not split)))
-        parts = []
-        for size in (n, 60):
-            y = torch.arange(size) % 2 + 2 * k if split else torch.arange(size) % CLASSES
-            parts.append((centres[y] + 0.3 * torch.randn(size, WIDTH, generator=source), y))
-        made.append(Task(k, parts[0], parts[1], (2 * k, 2 * k + 1) if split else None))
-    return made
-
-
-Make = Callable[..., Method]
-METHODS: dict[str, Make] = {
-    "ewc": lambda model, **o: EWC(model, **{"every": 5, **o}),
-    "ewc-sample": lambda model, **o: EWC(model, fisher="sample", **o),
-    "a-gem": AGEM,
-    "er-ring": ERRing,
-    "rll": RLL,
-    "stl": lambda model, **o: STL(model, fresh=mlp, **o),
-}
-every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
-shared_or_split = pytest.mark.parametrize("split", [False, True], ids=["shared-head", "split-head"])
 plain_or_encoded = pytest.mark.parametrize("encode", [False, True], ids=["plain", "encoded"])
-
-
-def pieces(task: Task, size: int = 25) -> Iterator[tuple[Tensor, Tensor]]:
-    yield from zip(task.train[0].split(size), task.train[1].split(size))
-
-
-def observe(method: Method, task: Task, start: int = 0, stop: int = STEPS, seed: int = 0) -> list[float]:
-    method.model.train()
-    stream = list(batches(task, batch_size=10, steps=STEPS, seed=seed))[start:stop]
-    return [float(method.observe(x, y, task)) for x, y in stream]
-
-
-def end(method: Method, task: Task) -> None:
-    method.model.eval()
-    method.end_task(task, pieces(task))
-
-
-def learn(method: Method, tasks: list[Task], seed: int = 0) -> Method:
-    for task in tasks:
-        method.begin_task(task, STEPS, seed)
-        observe(method, task, seed=seed)
-        end(method, task)
-    return method
-
-
-def accuracy(method: Method, task: Task) -> float:
-    with torch.no_grad():
-        return float((method.predict(task.test[0], task).argmax(1) == task.test[1]).double().mean())
-
-
-def vector(method: Method) -> Tensor:
-    return parameters_to_vector(method.model.parameters()).detach().clone()
 
 
 def gradient(loss: Tensor, model: nn.Module) -> Tensor:
     return parameters_to_vector(torch.autograd.grad(loss, list(model.parameters())))
-
-
-# ---- what every method owes --------------------------------------------------------------------------------------
-
-
-@every_method
-@shared_or_split
-@plain_or_encoded
-def test_a_method_learns_every_task_of_a_toy_stream(make: Make, split: bool, encode: bool) -> None:
-    method = make(mlp(), encode=encode)
-    chance = 1 / 2 if split else 1 / CLASSES
-    for task in stream(split):
-        learn(method, [task])
-        assert accuracy(method, task) > (1 + chance) / 2
-    logits = method.predict(task.test[0], task)
-    assert logits.isinf().any() == split
-
-
-@every_method
-def test_a_run_is_a_function_of_its_seed(make: Make) -> None:
-    a, b = (learn(make(mlp()), stream()) for _ in range(2))
-    assert torch.equal(vector(a), vector(b))
-    torch.manual_seed(7)  # nothing is drawn from the global generator
-    state = torch.get_rng_state()
-    assert torch.equal(vector(learn(make(mlp()), stream())), vector(a))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def saved(state: dict[str, Any]) -> dict[str, Any]:
-    """As a file would hold it: tensors and plain types only."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
-
-
-@every_method
-@shared_or_split
-@plain_or_encoded
-def test_a_run_killed_inside_a_task_goes_on_bit_for_bit(make: Make, split: bool, encode: bool) -> None:
-    tasks = stream(split)
-    first = learn(make(mlp(), encode=encode), tasks[:2])
-    boundary = saved({"model": first.model.state_dict(), "method": first.state_dict()})
-    first.begin_task(tasks[2], STEPS, 0)
-    observe(first, tasks[2], stop=13)
-    inside = saved({"model": first.model.state_dict(), "method": first.state_dict(inside=True)})
-    whole = saved(first.state_dict())
-    expected = observe(first, tasks[2], start=13)
-    end(first, tasks[2])
-
-    for from_boundary in (True, False):
-        second = make(mlp(seed=5), encode=encode)
-        if from_boundary:  # what the task before left, and what has changed inside this one since
-            second.model.load_state_dict(boundary["model"])
-            second.load_state_dict(boundary["method"])
-        second.begin_task(tasks[2], STEPS, 0)
-        second.load_state_dict(*((inside["method"], True) if from_boundary else (copy.deepcopy(whole),)))
-        second.model.load_state_dict(inside["model"])
-        assert observe(second, tasks[2], start=13) == expected
-        end(second, tasks[2])
-        assert torch.equal(vector(second), vector(first))
-        assert second.memory() == first.memory()
-        with torch.no_grad():
-            for task in tasks:
-                assert torch.equal(second.predict(task.test[0], task), first.predict(task.test[0], task))
-
-
-class HostTrips(TorchDispatchMode):
-    """Operations that on a GPU would wait for the host, or copy from it: a captured step must have none."""
-
-    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "lift_fresh", "unique", "bincount")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.met: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        indices = args[1] if name in ("index", "index_put", "index_put_") else []
-        if name.startswith(self.WAITING) or any(i is not None and i.dtype == torch.bool for i in indices):
-            self.met.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-@every_method
-@shared_or_split
-@plain_or_encoded
-def test_a_step_never_waits_for_the_host(make: Make, split: bool, encode: bool) -> None:
-    tasks = stream(split)
-    method = learn(make(mlp(), encode=encode), tasks[:2])
-    method.begin_task(tasks[2], STEPS, 0)
-    observe(method, tasks[2], stop=1)  # tables of classes and permutations are made at the first step
-    x, y = tasks[2].train[0][:10], tasks[2].train[1][:10]
-    with HostTrips() as trips:
-        for _ in range(6):
-            method.observe(x, y, tasks[2])
-    assert trips.met == []
-
-
-def test_the_watch_for_host_trips_sees_them() -> None:
-    x = torch.arange(3.0)
-    with HostTrips() as trips:
-        float(x[0])
-        x[x > 1]
-        torch.tensor([1.0, 2.0])
-    assert trips.met == ["_local_scalar_dense", "index", "lift_fresh"]
-
-
-@every_method
-def test_baselines_see_no_feature_encoding_unless_it_is_asked_for(make: Make) -> None:
-    def attached(method: Method) -> list[bool]:
-        return ["forward" in layer.__dict__ for layer in method.model if isinstance(layer, nn.Linear)]
-
-    task, bare = stream()[0], mlp()
-    plain, encoded = make(mlp()), make(mlp(), encode=True)
-    for method in (plain, encoded):
-        method.begin_task(task, STEPS, 0)
-    x = task.test[0]
-    assert torch.equal(plain.model(x), bare(x))
-    assert not torch.equal(encoded.model(x), bare(x))
-    assert attached(encoded) == [True] * 3
-    if not isinstance(plain, RLL):  # which holds on to its layers for their curvature
-        assert attached(plain) == [False] * 3
-
-
-@every_method
-def test_unknown_options_are_refused_by_name(make: Make) -> None:
-    with pytest.raises(TypeError, match="strenght"):
-        make(mlp(), strenght=3)
 
 
 def test_impossible_options_are_refused() -> None:
@@ -238,30 +55,27 @@ def test_impossible_options_are_refused() -> None:
         ERRing(mlp(), batch=0)
 
 
-@pytest.mark.parametrize("name", ["ewc-sample", "a-gem", "er-ring", "rll"])
-def test_a_task_cannot_end_without_its_data(name: str) -> None:
-    method = METHODS[name](mlp())
+@pytest.mark.parametrize("kind", [EWC, AGEM, ERRing, RLL])
+def test_a_task_cannot_end_without_its_data(kind: Any) -> None:
+    method = kind(mlp(), **({"fisher": "sample"} if kind is EWC else {}))
     method.begin_task(stream()[0], STEPS, 0)
     observe(method, stream()[0], stop=2)
     with pytest.raises(ValueError, match=re.escape("end_task was given no batches")):
         method.end_task(stream()[0], [])
 
 
-@every_method
-def test_memory_counts_what_is_kept(make: Make) -> None:
-    method = make(mlp())
-    learn(method, stream())
-    size = sum(p.nbytes for p in method.model.parameters())
-    layers = [layer for layer in method.model if isinstance(layer, nn.Linear)]
+def test_memory_counts_what_is_kept() -> None:
+    size = sum(p.nbytes for p in mlp().parameters())
     sample = 4 * WIDTH + 8 + 8  # pixels, label, owner
-    expected = {
-        "EWC": (4 if getattr(method, "fisher", "") == "batch" else 2) * size + 8,
-        "AGEM": 3 * CLASSES * sample + 8,  # and the counter
-        "ERRing": 3 * CLASSES * sample + 8,
-        "RLL": size + sum(4 * (layer.in_features + 1) ** 2 for layer in layers),
-        "STL": 2 * size,  # the third is `model` itself
-    }
-    assert method.memory() == expected[type(method).__name__]
+    for method, expected in (
+        (EWC(mlp(), every=5), 4 * size + 8),  # and the counter
+        (EWC(mlp(), fisher="sample"), 2 * size + 8),
+        (AGEM(mlp()), 3 * CLASSES * sample + 8),
+        (ERRing(mlp()), 3 * CLASSES * sample + 8),
+        (RLL(mlp()), size + 4 * (17**2 + 25**2 + 25**2)),
+        (STL(mlp(), fresh=mlp), 2 * size),  # the third is `model` itself
+    ):
+        assert learn(method, stream()).memory() == expected, type(method).__name__
 
 
 # ---- the ring memory ---------------------------------------------------------------------------------------------
@@ -331,9 +145,9 @@ def test_a_task_met_again_replaces_its_own_samples() -> None:
 
 
 def test_a_gem_projects_only_what_would_hurt() -> None:
-    east = torch.tensor([2.0, 0.0])
-    assert project(torch.tensor([-1.0, 1.0]), east).tolist() == [0.0, 1.0]
-    assert project(torch.tensor([1.0, 1.0]), east).tolist() == [1.0, 1.0]
+    east = [2.0, 0.0]
+    assert project(torch.tensor([-1.0, 1.0]), torch.tensor(east)).tolist() == [0.0, 1.0]
+    assert project(torch.tensor([1.0, 1.0]), torch.tensor(east)).tolist() == [1.0, 1.0]
     assert project(torch.tensor([-3.0, 1.0]), torch.tensor([1.0, 1.0])).tolist() == [-2.0, 2.0]
     assert project(torch.tensor([-3.0, 1.0]), torch.zeros(2)).tolist() == [-3.0, 1.0]
 
@@ -367,17 +181,13 @@ def old_loss(method: AGEM | ERRing, tasks: list[Task], step: int) -> tuple[Tenso
     return total, ring.draws.shape[1]
 
 
-def doubled(tasks: list[Task]) -> list[Task]:
-    return [Task(t.id, (t.train[0].double(), t.train[1]), (t.test[0].double(), t.test[1]), t.classes) for t in tasks]
-
-
 @shared_or_split
 @plain_or_encoded
 @pytest.mark.parametrize("kind", [AGEM, ERRing])
 def test_old_samples_answer_in_their_own_wiring_among_their_own_classes(
     kind: type[AGEM] | type[ERRing], split: bool, encode: bool
 ) -> None:
-    tasks = doubled(stream(split))
+    tasks = [moved(task, torch.float64) for task in stream(split)]
     method = kind(mlp().double(), encode=encode, per_class=2, batch=5)
     learn(method, tasks[:2])
     method.begin_task(tasks[2], STEPS, 0)
@@ -412,10 +222,21 @@ def test_without_a_memory_yet_the_first_task_is_plain_sgd(kind: type[AGEM] | typ
     assert torch.equal(vector(method), parameters_to_vector(plain.parameters()))
 
 
+def crowded() -> list[Task]:
+    """Clusters in a few dimensions that lie elsewhere in every task: plain SGD forgets them."""
+    tasks = []
+    for k in range(3):
+        source, y = torch.Generator().manual_seed(99 + k), torch.arange(60) % CLASSES
+        x = 2 * torch.randn(CLASSES, 8, generator=source)[y] + 0.3 * torch.randn(60, 8, generator=source)
+        data = F.pad(x, (0, WIDTH - 8)), y
+        tasks.append(Task(k, data, data))
+    return tasks
+
+
 def test_replay_and_penalties_forget_less_than_plain_sgd() -> None:
     def on_old_tasks(method: Method) -> float:
-        learn(method, stream())
-        return sum(accuracy(method, task) for task in stream()[:2]) / 2
+        learn(method, crowded())
+        return sum(accuracy(method, task) for task in crowded()[:2]) / 2
 
     bare = on_old_tasks(EWC(mlp(), strength=0.0))
     for method in (
@@ -433,7 +254,7 @@ def test_replay_and_penalties_forget_less_than_plain_sgd() -> None:
 
 @shared_or_split
 def test_ewc_is_what_the_table_was_made_with(split: bool) -> None:
-    tasks, model = doubled(stream(split)), mlp().double()
+    tasks, model = [moved(task, torch.float64) for task in stream(split)], mlp().double()
     method = learn(EWC(copy.deepcopy(model), strength=3.0, every=7), tasks)
     running = importance = torch.zeros_like(vector(method))
     anchor, parameters = importance, list(model.parameters())
@@ -458,7 +279,7 @@ def test_ewc_is_what_the_table_was_made_with(split: bool) -> None:
 
 @shared_or_split
 def test_ewc_by_the_book_sums_one_penalty_per_task(split: bool) -> None:
-    tasks = doubled(stream(split))
+    tasks = [moved(task, torch.float64) for task in stream(split)]
     method, terms = EWC(mlp().double(), fisher="sample", strength=3.0), list[tuple[Tensor, Tensor]]()
     for task in tasks[:2]:
         method.begin_task(task, STEPS, 0)
@@ -610,44 +431,3 @@ def test_stl_never_forgets(encode: bool) -> None:
             for old, answer in zip(tasks, answers):
                 assert torch.equal(method.predict(old.test[0], old), answer)
     assert all(p is q for p, q in zip(model.parameters(), parameters))  # optimizer and captured steps stay valid
-
-
-# ---- CUDA --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@every_method
-@shared_or_split
-@plain_or_encoded
-def test_a_captured_step_trains_as_the_eager_one_does(make: Make, split: bool, encode: bool) -> None:
-    tasks = [
-        Task(t.id, (t.train[0].cuda(), t.train[1].cuda()), (t.test[0].cuda(), t.test[1].cuda()), t.classes)
-        for t in stream(split)
-    ]
-    eager, captured = (make(mlp().cuda(), encode=encode) for _ in range(2))
-    for task in tasks:
-        for method in (eager, captured):
-            method.begin_task(task, STEPS, 0)
-        stream_ = [(x.clone(), y.clone()) for x, y in batches(task, batch_size=10, steps=STEPS, seed=0)]
-        expected = [float(eager.observe(x, y, task)) for x, y in stream_]
-        found, side, (x, y) = list[float](), torch.cuda.Stream(), (t.clone() for t in stream_[0])
-        for i in range(3):
-            x.copy_(stream_[i][0])
-            y.copy_(stream_[i][1])
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                loss = captured.observe(x, y, task)
-            torch.cuda.current_stream().wait_stream(side)
-            found.append(float(loss))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            loss = captured.observe(x, y, task)
-        for a, b in stream_[3:]:
-            x.copy_(a)
-            y.copy_(b)
-            graph.replay()
-            found.append(float(loss))
-        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-3, atol=1e-4)
-        for method in (eager, captured):
-            end(method, task)
-        torch.testing.assert_close(vector(captured), vector(eager), rtol=1e-3, atol=1e-4)

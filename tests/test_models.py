@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import rgo
+from rgo.experiment import experiment
 from rgo.models import (
     INITS,
     MODELS,
@@ -430,13 +431,33 @@ def test_an_unknown_model_is_refused_with_the_nearest():
         load("transformer")
 
 
+OWN = """
+import torch
+from torch import nn
+
+bare, number, anything = nn.Linear, 3, dict
+
+def wide(units=4):
+    return nn.Linear(2, units)
+
+def told(seed, units, *, bias=True):
+    layer = nn.Linear(2, units, bias)
+    nn.init.constant_(layer.weight, seed)
+    return layer
+
+def open_to_all(units=4, **rest):
+    return nn.Linear(2, units + len(rest))
+
+def text():
+    return "no model"
+"""
+
+
 @pytest.fixture
 def own_module(tmp_path, monkeypatch):
-    (tmp_path / "own_models.py").write_text(
-        "from torch import nn\nbare = nn.Linear\nnumber = 3\n\ndef wide(units=4):\n    return nn.Linear(2, units)\n\n"
-        "def text():\n    return 'no model'\n"
-    )
+    (tmp_path / "own_models.py").write_text(OWN)
     (tmp_path / "own_broken.py").write_text("import no_such_dependency\n")
+    (tmp_path / "own_wrong.py").write_text("def net(:\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("own_models", None)
@@ -445,23 +466,64 @@ def own_module(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("own_module")
 def test_a_model_of_ones_own_is_imported_and_called():
     assert load("own_models:wide", units=7).out_features == 7
+    assert load("own_models:open_to_all", seed=2, other=1).out_features == 4 + 2  # the seed, too, is one of the rest
+    assert load("own_models:bare", in_features=3, out_features=5).weight.shape == (5, 3)
+
+
+@pytest.mark.usefixtures("own_module")
+def test_a_model_of_ones_own_is_a_function_of_the_seed_whether_it_takes_one_or_not():
+    before = torch.get_rng_state()
+    assert load("own_models:told", seed=9, units=3).weight.eq(9).all()
+    first, again, other = (load("own_models:wide", seed=seed).weight for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.usefixtures("own_module")
 @pytest.mark.parametrize(
-    ("name", "error", "message"),
+    ("name", "arguments", "message"),
     [
-        ("own_modles:wide", ModuleNotFoundError, "there is no module 'own_modles'. .*PYTHONPATH"),
-        ("own_models.deep:wide", ModuleNotFoundError, "there is no module 'own_models.deep'"),
-        ("own_broken:wide", ModuleNotFoundError, "^No module named 'no_such_dependency'$"),
-        ("own_models:wine", AttributeError, "module 'own_models' has no 'wine'; did you mean 'wide'"),
-        ("own_models:zzzzzz", AttributeError, "has no 'zzzzzz'. Give the name of a function"),
-        ("own_models:number", TypeError, "is an object of type int, which cannot be called"),
-        ("own_models:text", TypeError, "must return a torch.nn.Module, but it returned str"),
-        ("own_models:", ValueError, "is given as 'package.module:function'"),
-        (":wide", ValueError, "is given as 'package.module:function'"),
+        ("own_modles:wide", {}, "there is no module 'own_modles'. .*PYTHONPATH"),
+        ("own_models.deep:wide", {}, "there is no module 'own_models.deep'"),
+        ("own_broken:wide", {}, "'own_broken' is there, but what it imports is not: .* 'no_such_dependency'"),
+        ("own_wrong:net", {}, "importing 'own_wrong' fails: SyntaxError"),
+        ("own_models:wine", {}, "module 'own_models' has no 'wine'; did you mean 'wide'"),
+        ("own_models:zzzzzz", {}, "has no 'zzzzzz'. Give the name of a function"),
+        ("own_models:number", {}, "is an object of type int, which cannot be called"),
+        ("own_models:text", {}, "must return a torch.nn.Module, but it returned str"),
+        ("own_models:anything", {"units": 3}, "must return a torch.nn.Module, but it returned dict"),
+        ("own_models:", {}, "is given as 'package.module:function'"),
+        (":wide", {}, "is given as 'package.module:function'"),
+        ("own_models:told", {}, "needs units: give it a default, or say --set units="),
+        ("own_models:bare", {"in_features": 3}, "needs out_features: "),
+        ("own_models:wide", {"unit": 3}, "takes no 'unit'; did you mean 'units'"),
+        ("own_models:wide", {"depth": 3}, "takes no 'depth'. It takes units"),
+        ("own_models:text", {"depth": 3}, "takes no 'depth'. It takes nothing"),
+        ("lenet5", {"unit": 3}, "takes no 'unit'; did you mean 'units'"),
     ],
 )
-def test_what_is_no_model_is_refused(name, error, message):
-    with pytest.raises(error, match=message):
-        load(name)
+def test_what_is_no_model_is_refused(name, arguments, message):
+    with pytest.raises(ValueError, match=f"^model {name!r}.*{message}"):
+        load(name, **arguments)
+
+
+@pytest.mark.usefixtures("own_module")
+def test_a_run_with_a_model_of_ones_own_is_checked_before_it_starts():
+    wanted = experiment("digits", "rgo", 0, model="own_models:told", units=5, bias=False, alpha=2.0, kind="permuted")
+    assert wanted.settings["model_options"] == {"units": 5, "bias": False}
+    assert wanted.settings["method_options"] == {"alpha": 2.0}
+    assert wanted.settings["benchmark_options"] == {"kind": "permuted"}
+    assert wanted.name == "rgo+alpha=2.0+bias=False+kind=permuted+model=own_models:told+units=5"
+    # What the benchmark knows of a model is offered: classes and image, taken or not.
+    assert experiment("split-cifar100", "sgd", 0, model="own_models:wide").settings["model_options"] == {}
+    everything = experiment("split-cifar100", "sgd", 0, model="own_models:open_to_all", depth=3, normalise="unit")
+    assert everything.settings["model_options"] == {"classes": 100, "depth": 3}
+    assert everything.settings["benchmark_options"] == {"normalise": "unit"}
+    for wrong, message in (
+        ({"model": "own_models:wine"}, "did you mean 'wide'"),
+        ({"model": "own_models:told"}, "needs units"),
+        ({"model": "own_models:wide", "unit": 3}, "no setting 'unit'; did you mean 'units'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            experiment("digits", "rgo", 0, **wrong)

@@ -1,7 +1,9 @@
 """The report: its numbers, that it is whole in one file, and that the page works in a browser."""
 
+import errno
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -179,6 +181,34 @@ def test_seeds_with_other_settings_under_one_name_are_not_averaged(folder, tmp_p
     assert rows(tmp_path / "out", "as the protocol says")["rgo"]["ACC"] == "**91.00 ± 1.00**"
     assert "different settings under one name" in page
     assert "(settings 2)" in page
+
+
+def test_runs_from_before_the_precision_was_a_setting_are_averaged_with_those_of_float32(folder, tmp_path):
+    settings = {"model": "mlp", "tasks": 2, "steps": 1000, "batch_size": 10, "lr": 0.1, "threads": 1}
+    record(folder, "rgo", 3, 93.0, settings=settings | {"dtype": "float32"})
+    record(folder, "rgo", 4, 99.0, {"dtype": "float64"})
+    report(folder, tmp_path / "out")
+    assert rows(tmp_path / "out", "as the protocol says")["rgo"]["ACC"].startswith("**91.50 ")
+    assert "dtype=float64" in (tmp_path / "out" / "permuted-mnist.md").read_text()
+
+
+def test_a_report_that_cannot_be_written_leaves_the_last_one_whole(folder, tmp_path, monkeypatch):
+    index = report(folder, tmp_path / "out")
+    before = {path: path.read_bytes() for path in index.parent.iterdir()}
+    record(folder, "rgo", 7, 10.0)
+
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        OSError, match=r"permuted-mnist\.md cannot be written: No space left on device\. Free some space"
+    ):
+        report(folder, tmp_path / "out")
+    assert {path: path.read_bytes() for path in index.parent.iterdir()} == before
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"file/out cannot be written: Not a directory\. Make it a place"):
+        report(folder, tmp_path / "file" / "out")
 
 
 def test_the_page_loads_nothing_and_shows_every_figure(folder, tmp_path):

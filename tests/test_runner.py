@@ -1,21 +1,25 @@
 """The one loop: what it writes, and that nothing is lost when it is stopped, killed or started twice."""
 
+import errno
+import importlib.util
 import json
 import os
 import random
+import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
 from rgo import results
-from rgo.benchmarks import batches, digits
-from rgo.experiment import experiment
+from rgo.benchmarks import BENCHMARKS, Task, batches, digits
+from rgo.experiment import DTYPES, experiment
 from rgo.methods import METHODS, make
 from rgo.models import load
 from rgo.runner import BusyError, _locked, run
@@ -74,30 +78,89 @@ def test_a_run_stopped_anywhere_ends_as_if_it_had_not_been(
     assert same(run(e, tmp_path, checkpoint_every=5)) == finished[method]
 
 
-def test_the_result_is_that_of_a_loop_written_by_hand(finished: dict[str, str]) -> None:
-    e = experiment("digits", "sgd", 0, **SHORT)
-    model = load("mlp", seed=0, **e.settings["model_options"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_result_is_that_of_a_loop_written_by_hand(dtype: str, tmp_path: Path) -> None:
+    e = experiment("digits", "sgd", 0, dtype=dtype, **SHORT)
+    kind = getattr(torch, dtype)
+    model = load("mlp", seed=0, **e.settings["model_options"]).to(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tasks = digits(tasks=3, seed=0)
+    tasks, losses = digits(tasks=3, seed=0), list[float]()
     for task in tasks:
         for x, y in batches(task, batch_size=10, steps=30, seed=0):
             optimizer.zero_grad()
-            logits = model(x)
+            logits = model(x.to(kind))
             if task.classes is not None:
                 mask = torch.full_like(logits, -torch.inf)
                 mask[:, list(task.classes)] = 0
                 logits = logits + mask
-            torch.nn.functional.cross_entropy(logits, y).backward()
+            loss = torch.nn.functional.cross_entropy(logits, y)
+            loss.backward()
+            losses.append(loss.item())
             optimizer.step()
-    last = json.loads(finished["sgd"])["accuracy"][-1]
+    record = run(e, tmp_path)
+    assert record["loss"] == [[round(statistics.fmean(losses[i : i + 30]), 5)] for i in (0, 30, 60)]
+    last = record["accuracy"][-1]
     for task, accuracy in zip(tasks, last):
-        logits = model(task.test[0])
+        logits = model(task.test[0].to(kind))
         if task.classes is not None:
             keep = torch.zeros(logits.shape[1], dtype=torch.bool)
             keep[list(task.classes)] = True
             logits = logits.masked_fill(~keep, -torch.inf)
         right = (logits.argmax(1) == task.test[1]).float().mean().item()
         assert accuracy == pytest.approx(100 * right, abs=0.01)
+
+
+@pytest.mark.parametrize("method", ["sgd", "rgo"])
+def test_the_loop_by_hand_that_the_laboratory_is_timed_against_learns_the_same(
+    method: str, finished: dict[str, str]
+) -> None:
+    spec = importlib.util.spec_from_file_location("loop", Path(__file__).parents[1] / "performance/loop.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loop = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loop)
+    by_hand = loop.ByHand(experiment("digits", method, 0, **SHORT), "cpu")
+    for k in range(3):
+        by_hand.train(k, 30)
+    assert [by_hand.accuracy(k) for k in range(3)] == json.loads(finished[method])["accuracy"][-1]
+
+
+def test_test_sets_are_built_once_however_often_they_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+
+    class Watched(list[Task]):  # the last look, at the training sets, iterates
+        def __getitem__(self, k: Any) -> Any:
+            built.append(k)
+            return super().__getitem__(k)
+
+    e = experiment("digits", "sgd", 0, **SHORT)
+    monkeypatch.setitem(BENCHMARKS, "digits", lambda **options: Watched(digits(**options)))
+    run(e, tmp_path)
+    assert built == [0, 0, 1, 2]  # whether tasks have classes, then each to be trained
+
+
+MODEL = """
+from torch import nn
+
+def dropping(classes=10):
+    return nn.Sequential(nn.Linear(196, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, classes))
+"""
+
+
+def test_a_run_stopped_after_its_last_task_answers_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model_with_dropout.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    e = experiment("digits", "sgd", 0, model="model_with_dropout:dropping", **SHORT)
+
+    def report(steps: int, line: str) -> None:
+        if line.startswith("task 3  ACC"):
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        run(e, tmp_path / "stopped", report=report)
+    assert same(run(e, tmp_path / "stopped")) == same(run(e, tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -140,11 +203,96 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_done(tmp_path: Path) -> No
         run(e, tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(PermissionError, match=str(tmp_path)):
+# ---- what cannot be written --------------------------------------------------------------------------------------
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, ending: str, how: str, after: int = 0, code: int = errno.ENOSPC) -> None:
+    """All files of this ending after the first `after` fail at being opened, written, synced or renamed."""
+    opened, renamed = Path.open, Path.replace
+    count = 0
+
+    def fail(*arguments: object) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    def open_(path: Path, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        nonlocal count
+        count += f"{ending}." in f"{path.name}." and mode != "r"
+        if count <= after or f"{ending}." not in f"{path.name}.":
+            return opened(path, mode, *arguments, **named)
+        monkeypatch.setattr(os, "fsync", fail if how == "sync" else (lambda number: None))
+        monkeypatch.setattr(Path, "replace", fail if how == "rename" else renamed)
+        if how == "open":
+            fail()
+        path.touch()
+        return opened(Path("/dev/full") if how == "write" else path, mode)  # where the kernel itself has no space
+
+    monkeypatch.setattr(Path, "open", open_)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "open",
+        pytest.param("write", marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")),
+        "sync",
+        "rename",
+    ],
+)
+@pytest.mark.parametrize(
+    ("ending", "after", "following"),  # and the step with which the run goes on
+    [(".step", 0, [1]), (".step", 7, [41]), (".task", 0, [26]), (".task", 1, [56]), (".json", 0, [])],
+)
+def test_on_a_full_disk_nothing_is_lost_and_the_run_goes_on_when_there_is_space(
+    ending: str, after: int, following: list[int], how: str, finished: dict[str, str], tmp_path: Path
+) -> None:
+    e = experiment("digits", "rgo", 0, **SHORT)
+    path = e.path(tmp_path)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        refused(monkeypatch, ending, how, after)
+        message = re.escape(f"{path.with_suffix(ending)} cannot be written: No space left on device. Free some space")
+        with pytest.raises(OSError, match=message):
+            run(e, tmp_path, checkpoint_every=5)
+    assert not path.exists()
+    assert not list(path.parent.glob(".seed*"))  # nothing under a temporary name
+    steps: list[int] = []
+    record = run(e, tmp_path, checkpoint_every=5, report=lambda step, line: steps.append(step), report_every=1)
+    assert steps[:1] == following
+    assert same(record) == finished["rgo"]
+    assert [file.name for file in path.parent.iterdir()] == ["seed-0.json"]
+
+
+@pytest.mark.parametrize("where", ["mkdir", ".lock"])
+def test_a_run_that_cannot_begin_says_why(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    e = experiment("digits", "sgd", 0, **SHORT)
+    if where == "mkdir":
+        (tmp_path / "digits").write_text("a file where a folder is to be")
+        expected = "Make it a place that can be written, or name another"
+    else:
+        refused(monkeypatch, ".lock", "open")
+        expected = "Free some space there"
+    with pytest.raises(OSError, match=rf"{tmp_path}.* cannot be written: .*{expected}"):
+        run(e, tmp_path)
+
+
+def test_an_unwritable_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() == 0:  # root may write everywhere: the refusal is the same, but made here
+        refused(monkeypatch, ".lock", "open", code=errno.EACCES)
+    else:
+        tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError, match=rf"{tmp_path}.* cannot be written: Permission denied\. Make it a place"):
         run(experiment("digits", "sgd", 0, **SHORT), tmp_path)
+
+
+def test_what_a_killed_process_was_writing_goes_with_the_run(tmp_path: Path) -> None:
+    e = experiment("digits", "sgd", 0, **SHORT)
+    e.path(tmp_path).parent.mkdir(parents=True)
+    for name in (".seed-0.task.4711", ".seed-1.task.4711"):
+        (e.path(tmp_path).parent / name).write_text("half of it")
+    run(e, tmp_path)
+    assert sorted(p.name for p in e.path(tmp_path).parent.iterdir()) == [".seed-1.task.4711", "seed-0.json"]
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
 
 
 def test_unknown_names_and_settings_are_refused_with_what_is_known() -> None:
@@ -158,6 +306,61 @@ def test_unknown_names_and_settings_are_refused_with_what_is_known() -> None:
         experiment("digits", "ewc", 0, strenght=3)
 
 
+def test_the_precision_is_a_setting_that_departs_from_the_protocol(tmp_path: Path) -> None:
+    plain, double = (experiment("digits", "ewc", 0, dtype=dtype, **SHORT) for dtype in ("float32", "float64"))
+    assert plain == experiment("digits", "ewc", 0, **SHORT)
+    assert (plain.settings["dtype"], double.settings["dtype"]) == ("float32", "float64")
+    assert double.changed == {"dtype": "float64", **SHORT}
+    assert double.name == "ewc+dtype=float64+steps=30+tasks=3"
+    in_float32, in_float64 = (run(e, tmp_path)["memory"] for e in (plain, double))
+    assert in_float64 - 8 == 2 * (in_float32 - 8) > 0  # the counter aside
+    with pytest.raises(ValueError, match=r"unknown dtype 'float16'; did you mean 'bfloat16'\? Known: float32, float64"):
+        experiment("digits", "ewc", 0, dtype="float16")
+    with pytest.raises(ValueError, match="dtype is a floating-point type of torch or None, got 'bflot16'"):
+        run(experiment("digits", "rgo", 0, projection_dtype="bflot16"), tmp_path)
+    narrow = make(experiment("digits", "rgo", 0, projection_dtype="bfloat16"), load("mlp"), load)
+    assert narrow.learner.dtype == torch.bfloat16  # type: ignore[attr-defined]
+
+
+def test_files_from_before_the_precision_was_a_setting_are_of_float32(finished: dict[str, str], tmp_path: Path) -> None:
+    e = experiment("digits", "rgo", 0, **SHORT)
+    path = e.path(tmp_path)
+
+    def report(steps: int, line: str) -> None:
+        if steps >= 40:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        run(e, tmp_path, checkpoint_every=5, report=report, report_every=1)
+    for checkpoint in (path.with_suffix(".task"), path.with_suffix(".step")):
+        state = torch.load(checkpoint, weights_only=True)
+        del state["settings"]["dtype"]
+        torch.save(state, checkpoint)
+    with pytest.raises(ValueError, match="belongs to a run with other settings"):
+        results.restore(path.with_suffix(".step"), e.settings | {"dtype": "float64"}, torch.device("cpu"))
+    record = run(e, tmp_path, checkpoint_every=5)
+    assert same(record) == finished["rgo"]
+    old = {**record, "settings": {k: v for k, v in record["settings"].items() if k != "dtype"}}
+    results.write(path, old)
+    assert '"dtype"' not in path.read_text()
+    assert results.read(path) == run(e, tmp_path) == record
+
+
+@pytest.mark.parametrize(
+    "value", ["a/b", "../..", "a b", "a\nb", "é" * 300, list(range(200)), {"a": ["/", None]}, ".", "a\\b", ""]
+)
+def test_a_folder_can_be_made_for_any_setting(value: Any, tmp_path: Path) -> None:
+    def name(value: Any) -> str:
+        return experiment("split-cifar100", "sgd", 0, folder=value).name
+
+    path = tmp_path / name(value) / "seed-0.json"
+    path.parent.mkdir()
+    path.write_text("{}")
+    assert path.resolve().parents[1] == tmp_path.resolve()
+    assert name(value) == name(value) != name("a_b")  # and no two settings share one
+    assert name("a/b") != name("a_b") != name("a b")
+
+
 def test_settings_reach_the_method_the_model_and_the_run() -> None:
     e = experiment("digits", "rgo", 0, curvature="softmax", hidden=(32,), lr=0.05)
     assert e.settings["method_options"] == {"curvature": "softmax"}
@@ -166,14 +369,3 @@ def test_settings_reach_the_method_the_model_and_the_run() -> None:
     assert e.name == "rgo+curvature=softmax+hidden=[32]+lr=0.05"
     method = make(e, load("mlp", **e.settings["model_options"]), lambda k: load("mlp"))
     assert method.lr == 0.05
-
-
-@pytest.mark.parametrize("method", [m for m in METHODS if not m.startswith("rgo") and m != "fel"])
-def test_baselines_see_no_feature_encoding_unless_asked(method: str) -> None:
-    for encode in (False, True):
-        e = experiment("digits", method, 0, **({"encode": True} if encode else {}))
-        model = load("mlp", **e.settings["model_options"])
-        held = make(e, model, lambda k: load("mlp"))
-        assert any("forward" in m.__dict__ for m in model.modules()) == (encode or held.wiring is not None)
-        if not encode and held.wiring is not None:  # RLL collects curvature by an RGO that encodes nothing
-            assert held.wiring.encoding.encode is False

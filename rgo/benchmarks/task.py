@@ -1,5 +1,7 @@
 """What a task is, and the order in which its samples are met."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

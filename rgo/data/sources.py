@@ -1,5 +1,6 @@
 """What there is to download, from where, and whether what is here is whole."""
 
+import difflib
 import hashlib
 import os
 from dataclasses import dataclass
@@ -222,5 +223,7 @@ def _checksum(path: Path, md5: str) -> Condition:
 
 def _source(name: str) -> Source:
     if name not in sources():
-        raise ValueError(f"{name!r} is not a data set: give one of {', '.join(map(repr, sources()))}")
+        near = difflib.get_close_matches(name, sources(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{name!r} is not a data set: give one of {', '.join(map(repr, sources()))}{hint}")
     return sources()[name]

@@ -47,7 +47,7 @@ class Recipe:
         names = set(inspect.signature(self.kind.__init__).parameters)
         if "options" in names:
             names |= set(inspect.signature(RGO.__init__).parameters)
-        own = {"project"} if self.kind is RLL else set()  # its RGO never projects
+        own = {"dtype"} | ({"project"} if self.kind is RLL else set())  # a setting of the run; RLL's RGO never projects
         return names - {"self", "model", "lr", "options", "fresh", "split_head", "tasks", "skip"} - own
 
 

@@ -61,6 +61,6 @@ class AGEM(Method):
 
 
 def project(g: Tensor, g_ref: Tensor) -> Tensor:
-    """g~ = g - (g . g_ref / g_ref . g_ref) g_ref where g . g_ref < 0, else g (A-GEM's equation 11)."""
+    """g~ = g - (g . g_ref / g_ref . g_ref) g_ref where g . g_ref < 0, else g (A-GEM's equation 11), in their place."""
     dot = g @ g_ref
-    return g - torch.where(dot < 0, dot / (g_ref @ g_ref), torch.zeros_like(dot)) * g_ref
+    return g.sub_(g_ref.mul_(torch.where(dot < 0, dot / (g_ref @ g_ref), torch.zeros_like(dot))))

@@ -150,7 +150,7 @@ def cayley(W: Tensor, G: Tensor, lr: float) -> Tensor:
 def _draw_orthonormal(model: nn.Module, kernels: list[Layer]) -> None:
     digest = hashlib.sha256()
     for p in model.parameters():
-        digest.update(p.detach().cpu().numpy().tobytes())
+        digest.update(p.detach().cpu().float().numpy().tobytes())
     drawn = torch.Generator().manual_seed(int.from_bytes(digest.digest()[:8], "little") >> 1)
     with torch.no_grad():
         for layer in kernels:

@@ -18,7 +18,8 @@ class RGOMethod(Method):
     """The paper's Algorithm 1. `encode=False` is its RGO-2; `project=False` is feature encoding alone.
 
     The head of a split benchmark is one wide layer whose rows belong to one task each: it is left to plain training.
-    `permute_logits` is the paper's literal FEL, on the logits too. Other options are those of `rgo.RGO`.
+    `permute_logits` is the paper's literal FEL, on the logits too. `projection_dtype` names what `rgo.RGO` takes as
+    `dtype`; other options are those of `rgo.RGO`.
     """
 
     remembers = ("learner",)
@@ -31,12 +32,12 @@ class RGOMethod(Method):
         lr: float = 0.1,
         split_head: str | None = None,
         permute_logits: bool = False,
+        projection_dtype: str | None = "float32",
         **options: Any,
     ) -> None:
         super().__init__(model, lr=lr)
-        if isinstance(options.get("dtype"), str):  # as settings have it
-            options["dtype"] = getattr(torch, options["dtype"], options["dtype"])
-        self.learner = RGO(model, skip=(split_head,) if split_head else (), **options)
+        dtype: Any = projection_dtype and getattr(torch, projection_dtype, projection_dtype)
+        self.learner = RGO(model, skip=(split_head,) if split_head else (), dtype=dtype, **options)
         self.permute_logits = permute_logits
 
     def begin_task(self, task: Task, steps: int, seed: int) -> None:
