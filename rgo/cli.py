@@ -132,7 +132,7 @@ def run(
 
 @app.command()
 def suite(
-    file: Annotated[Path, typer.Argument(help="A TOML file of [[runs]].")],
+    file: Annotated[Path, typer.Argument(help="A TOML file, with a table of `runs` for each group.")],
     out: Out = Path("results"),
     jobs: Jobs = 1,
     ray: Annotated[
@@ -140,7 +140,7 @@ def suite(
     ] = None,
     gpus: Annotated[
         float | None,
-        typer.Option("--gpus", min=0.01, max=1, help="With --ray: the share of a GPU a run takes, else 1."),
+        typer.Option("--gpus", min=0.01, max=1, help="With --ray: the share of a GPU that a run takes (1)."),
     ] = None,
     device: Device = "cpu",
     capture: Capture = True,

@@ -52,8 +52,9 @@ def work_all(todo: list[Experiment], out: Path, address: str, gpus: float, optio
     """Do the runs on the cluster at the address; returns how many failed."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=out.resolve(), prefix=".shared-") as token, _connected(address):
-        for cpus in sorted({e.settings["threads"] for e in todo}):
-            _check_room(cpus, gpus)
+        for e in todo:  # Ray would wait for ever
+            if lacking := _lacking(e, gpus):
+                raise ValueError(lacking)
         # The one process besides the runs is here: where this one is lost, nobody is left to report to.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         messages = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
@@ -66,7 +67,7 @@ def work_all(todo: list[Experiment], out: Path, address: str, gpus: float, optio
                 for i, e in enumerate(todo)
             }
             try:
-                done = _watch(todo, tasks, messages, view)
+                done = _watch(todo, gpus, tasks, messages, view)
             finally:  # by Ctrl-C: a KeyboardInterrupt in each run at work
                 for ref in tasks:
                     ray.cancel(ref)
@@ -79,7 +80,7 @@ def work_all(todo: list[Experiment], out: Path, address: str, gpus: float, optio
 
 
 def _watch(
-    todo: list[Experiment], tasks: dict[ray.ObjectRef[Outcome], int], messages: Queue, view: View
+    todo: list[Experiment], gpus: float, tasks: dict[ray.ObjectRef[Outcome], int], messages: Queue, view: View
 ) -> list[Experiment]:
     """Show how the runs go until all have ended; returns those that did not fail."""
     homes: dict[int, _Home] = {}  # of the runs at work
@@ -89,7 +90,8 @@ def _watch(
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         for i in [i for i, home in homes.items() if home.node not in alive]:
             view.remove(todo[i])
-            view.warn(f"{title(todo[i])}: lost with the machine {homes.pop(i).host}; another goes on with it")
+            then = _lacking(todo[i], gpus) or "another goes on with it"
+            view.warn(f"{title(todo[i])}: lost with the machine {homes.pop(i).host}; {then}")
         at_work = set(tasks.values())
         for i, home, steps, line in messages.get_nowait_batch(messages.qsize()):
             if i not in at_work or home.node not in alive:
@@ -138,13 +140,15 @@ def _outcome(ref: ray.ObjectRef[Outcome]) -> Outcome:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _check_room(cpus: int, gpus: float) -> None:
-    """Ray would wait for ever for a machine that the cluster has not."""
+def _lacking(experiment: Experiment, gpus: float) -> str:
+    """Why no machine that the cluster has now will ever do the run; empty where one can."""
+    cpus = experiment.settings["threads"]
     machines = [(n["Resources"].get("CPU", 0), n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"]]
-    if not any(cpus <= c and gpus <= g for c, g in machines):
-        have = ", ".join(f"{c:g} and {g:g}" for c, g in sorted(set(machines)))
-        needs = f"{cpus} CPUs (threads) and {gpus:g} GPUs"
-        raise ValueError(f"a run takes {needs} of one machine; those of the cluster have {have}")
+    if any(cpus <= c and gpus <= g for c, g in machines):
+        return ""
+    have = ", ".join(f"{c:g} and {g:g}" for c, g in sorted(set(machines)))
+    needs = f"{cpus} CPUs (threads) and {gpus:g} GPUs"
+    return f"a run takes {needs} of one machine, and those of the cluster have {have}"
 
 
 @contextmanager
@@ -163,7 +167,7 @@ def _connected(address: str) -> Iterator[None]:
         address,
         log_to_driver=False,
         logging_level=logging.ERROR,
-        runtime_env={"env_vars": {"RGO_DATA": str(Path(data).resolve())}} if data else None,
+        runtime_env={"env_vars": {"RGO_DATA": str(Path(data).expanduser().absolute())}} if data else None,
     )
     try:
         yield

@@ -24,6 +24,7 @@ Forward = Callable[[Any], tuple[Tensor, Tensor]]
 Use = tuple[LayerMatrix, Tensor, Any]  # a layer's matrix, an input it met, the gradient of its output
 
 CHUNK_BYTES = 64 * 2**20  # rows of a layer unfolded at a time
+FEW = 4  # samples on which the first batch is checked
 MERGE_SAMPLES, MERGE_BYTES = 256, 4 * 2**20  # small batches are joined up to these at first
 MERGE_MORE, MET_BYTES = 2048, 128 * 2**20  # and up to these once it is seen what the layers meet
 
@@ -164,6 +165,17 @@ class Collector:
         """Whether batches like this one have been compared with autograd's own gradients."""
         return self.rule is None or self.one_by_one is not None or self._shapes(recorder, samples) in self._checked
 
+    def check(self, recorder: Recorder, outputs: Tensor) -> None:
+        """Compare per-sample gradients with autograd's own, where batches like this one have not been."""
+        if not self.knows(recorder, len(outputs)):
+            self.one_by_one = self._mismatch(recorder.calls, outputs)
+            self._checked.add(self._shapes(recorder, len(outputs)))
+
+    @property
+    def checks(self) -> bool:
+        """Whether anything has been checked yet."""
+        return bool(self._checked)
+
     @staticmethod
     def _shapes(recorder: Recorder, samples: int) -> tuple[Any, ...]:
         return tuple((c.name, len(x) / samples, x.shape[1:]) for c, _, x, _ in recorder.calls)
@@ -188,14 +200,12 @@ class Collector:
                 self._add_inputs(layer, uses)
             return
         edges = [edge for *_, edge in calls]
-        if not self.knows(recorder, samples):
-            self.one_by_one = self._mismatch(calls, outputs)
-            self._checked.add(self._shapes(recorder, samples))
-            if self.one_by_one is not None and self.extractors == "rows":
-                raise ValueError(
-                    f'extractors="rows" needs to know which rows of layer {self.one_by_one!r} belong to which sample, '
-                    'but its input does not begin with the batch dimension. Use extractors="mean"'
-                )
+        self.check(recorder, outputs)
+        if self.one_by_one is not None and self.extractors == "rows":
+            raise ValueError(
+                f'extractors="rows" needs to know which rows of layer {self.one_by_one!r} belong to which sample, '
+                'but its input does not begin with the batch dimension. Use extractors="mean"'
+            )
         # Every column at once: the graph is kept until the last one has been sent back.
         columns = [c.to(outputs.dtype) for c in self.rule(outputs, targets, classes)]
         for i, column in enumerate(columns):
@@ -368,7 +378,9 @@ def collect(learner: RGO, batches: Iterable[Any], classes: Any, forward: Forward
         mask: Tensor | None = None
         for number, batch in numbered:
             where = f"{number} of end_task (task {task!r})"
-            for lean in (True, False) if seen and collector.one_by_one is None else (False,):
+            if seen == 0:
+                _check_few(collector, learner, batch, where, forward)
+            for lean in (True, False) if collector.checks and collector.one_by_one is None else (False,):
                 recorder = Recorder(lean)
                 with learner._recording(recorder):
                     outputs, targets = _run(learner.model, batch, where, forward)
@@ -402,6 +414,21 @@ def collect(learner: RGO, batches: Iterable[Any], classes: Any, forward: Forward
         except FloatingPointError as error:
             raise FloatingPointError(f"layer {covered.name!r}: {error}. P is as it was before end_task") from None
     return result
+
+
+def _check_few(collector: Collector, learner: RGO, batch: Any, where: str, forward: Forward | None) -> None:
+    """The check of the first batch on its first samples, where that can be done: on all it costs as much as the pass."""
+    tensors = isinstance(batch, tuple | list) and all(isinstance(t, Tensor) and t.dim() > 0 for t in batch)
+    if not tensors or not batch or len({len(t) for t in batch}) > 1 or len(batch[0]) <= FEW:
+        return
+    recorder = Recorder()
+    try:
+        with learner._recording(recorder):
+            outputs, _ = _run(learner.model, type(batch)(t[:FEW] for t in batch), where, forward)
+        if len(outputs) == FEW:
+            collector.check(recorder, outputs)
+    except Exception:  # a forward that wants whole batches; what is wrong otherwise is said of the batch itself
+        return
 
 
 def _run(model: nn.Module, batch: Any, where: str, forward: Forward | None) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ def _counted(name):
 
 def raises(seed):
     _counted("raised")
-    raise ValueError("no such layer")
+    raise ValueError("no such layer in " + os.environ["RGO_DATA"])
 
 def dies_once(seed):
     if _counted("died-once") == 1:
@@ -55,8 +56,10 @@ def same(path: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Cluster]:
     """A cluster with one CPU, on this machine."""
-    with pytest.MonkeyPatch.context() as patch:
+    # Its folder has a short name, for those of sockets have 107 letters at most.
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TMPDIR", folder)
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         yield made
         made.shutdown()
@@ -115,7 +118,10 @@ def test_a_suite_outlives_one_of_its_machines(machines: Cluster, tmp_path: Path)
     assert {file.suffix for file in (tmp_path / "out").rglob("*") if file.is_file()} == {".json"}
 
 
-def test_a_run_that_raises_is_not_tried_again_and_one_whose_process_dies_is(machines: Cluster, tmp_path: Path) -> None:
+def test_a_run_that_raises_is_not_tried_again_and_one_whose_process_dies_is(
+    machines: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RGO_DATA", "data")  # of this folder
     (tmp_path / "of_mine.py").write_text(MODELS)
     names = ("raises", "dies_once")
     runs = [f"methods = ['sgd']\nmodel = 'of_mine:{name}'\ntasks = 2\nsteps = 20" for name in names]
@@ -123,7 +129,7 @@ def test_a_run_that_raises_is_not_tried_again_and_one_whose_process_dies_is(mach
         said, warned = shell.communicate(timeout=120)
     assert shell.returncode == 1, warned
     run_of = "digits sgd+model=of_mine:{}+steps=20+tasks=2 seed 0: "
-    assert run_of.format("raises") + "failed: ValueError: no such layer" in warned
+    assert run_of.format("raises") + f"failed: ValueError: no such layer in {tmp_path / 'data'}\n" in warned
     assert warned.count(run_of.format("dies_once") + "lost with its process on ") == 1
     assert warned.count("failed") == 1
     assert (tmp_path / "raised").read_text() == "x"
@@ -152,7 +158,7 @@ def test_ctrl_c_stops_the_work_on_the_cluster_and_it_can_be_gone_on_with(machine
 def test_what_no_machine_has_room_for_is_refused(machines: Cluster, tmp_path: Path) -> None:
     shown = invoke(tmp_path, "--ray", machines.address, "--device", "cuda", "--gpus", "0.5")
     assert shown.exit_code == 2
-    needs = "a run takes 1 CPUs (threads) and 0.5 GPUs of one machine; those of the cluster have 1 and 0"
+    needs = "a run takes 1 CPUs (threads) and 0.5 GPUs of one machine, and those of the cluster have 1 and 0"
     assert needs in shown.stderr
 
 
