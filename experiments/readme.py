@@ -23,7 +23,7 @@ METHODS = {
     "sgd": "plain SGD",
     "stl": "a model per task (STL)",
 }
-NETWORKS = {"mlp": "MLP", "alexnet6": "AlexNet-6", "resnet18": "ResNet-18"}
+NETWORKS = {"mlp": "MLP", "lenet5": "LeNet-5", "alexnet6": "AlexNet-6", "resnet18": "ResNet-18"}
 MNIST = {"permuted-mnist": "Permuted MNIST", "rotated-mnist": "Rotated MNIST"}
 
 Rows = dict[tuple[str, str, str], list[dict[str, Any]]]
@@ -33,7 +33,7 @@ def rows() -> Rows:
     """The committed runs by (benchmark, method, what departs from the protocol)."""
     found: Rows = {}
     for row in results.table(results.load(ROOT / "experiments/results")):
-        changed = ", ".join(f"{k}={v}" for k, v in row["changed"].items())
+        changed = ", ".join(f"{k}={v}" for k, v in sorted(row["changed"].items()))
         found.setdefault((row["benchmark"], row["method"], changed), []).append(row)
     return found
 
@@ -67,12 +67,28 @@ def mnist(found: Rows) -> str:
 def cifar(found: Rows) -> str:
     """Split CIFAR-100: what has been run so far."""
     lines = ["| ACC / BWT | here | seeds | paper |", "|---|---|---|---|"]
-    here = [key for key in found if key[0] == "split-cifar100"]
+    here = [key for key in found if key[0] == "split-cifar100" and "model=" not in key[2]]
     for benchmark, method, changed in sorted(here, key=lambda key: list(METHODS).index(key[1])):
         group = found[benchmark, method, changed]
         norm = {("sgd", ""): ", BatchNorm", ("sgd", "norm=None"): ", no BatchNorm"}.get((method, changed), "")
         paper = "-" if changed else published(benchmark, method)
         lines.append(f"| {METHODS[method]}{norm} | {cell(group)} | {len(group)} | {paper} |")
+    return "\n".join(lines)
+
+
+def networks(found: Rows) -> str:
+    """Split CIFAR-100 with the networks of the paper's Table 3, 20 epochs a task."""
+    printed = tomllib.loads((ROOT / "experiments/table3.toml").read_text())["paper"]
+    lines = [
+        "| network | method | ACC / BWT | learned / train ACC | seeds | paper: ACC / BWT, train |",
+        "|---|---" * 3 + "|",
+    ]
+    for model, methods in printed.items():
+        for method, paper in methods.items():
+            group = found.get(("split-cifar100", method, f"model={model}, steps=5000"), [])
+            learned = " / ".join(results.spread([run[m] for run in group]) for m in ("learning", "train_acc"))
+            row = f"| {NETWORKS[model]} | {METHODS[method]} | {cell(group)} | {learned} | {len(group)}"
+            lines.append(f"{row} | {paper['acc']:.2f} / {paper['bwt']:.2f}, {paper['train']:.2f} |")
     return "\n".join(lines)
 
 
@@ -88,15 +104,28 @@ def alternatives(found: Rows) -> str:
 
 
 def cost(_: Rows) -> str:
-    """Step, end_task and memory relative to plain SGD."""
+    """Step, end_task and memory relative to plain SGD, network by network."""
     record = json.loads((ROOT / "performance/step.json").read_text())
     lines = [
-        "| | training step | `end_task`, as a share of a 1000-step task of plain SGD | kept, MB |",
-        "|---|---|---|---|",
+        "| | step after tasks | of them without FEL | with P in float32 | `end_task` | P and H, MB |",
+        "|---|---|---|---|---|---|",
     ]
-    for name, row in record["result"].items():
-        share = f"{100 * row['end_task_share_of_1000_sgd_steps']:.0f} %" if row["bytes_kept"] else "-"
-        lines.append(f"| {name} | {row['step_ratio']:.2f} x | {share} | {row['bytes_kept'] / 1e6:.1f} |")
+    for network, measured in record["networks"].items():
+        states = [(name.removeprefix("after "), row) for name, row in measured.items() if name.startswith("after ")]
+        last = states[-1][1]["RGO"]
+
+        def ratios(configuration: str, states: Any = states) -> str:
+            return " / ".join(f"{row[configuration]['step_ratio']:.2f}" for _, row in states if configuration in row)
+
+        share = " / ".join(
+            f"{100 * r['RGO']['end_task_share']:.0f} %" for _, r in states if "end_task_share" in r["RGO"]
+        )
+        setting = measured["setting"]
+        lines.append(
+            f"| {NETWORKS[network]} | {ratios('RGO')} ({' / '.join(name for name, _ in states)}) "
+            f"| {ratios('RGO without FEL')} | {ratios('RGO, P in float32')} "
+            f"| {share} of {setting['task']} steps | {(last['bytes_P'] + last['bytes_H']) / 1e6:.0f} |"
+        )
     where = record["environment"]
     lines.append(f"\n{where['processor']} ({where['capability']}), torch {where['torch']}, one thread.")
     return "\n".join(lines)
@@ -136,7 +165,8 @@ def peers(_: Rows) -> str:
     lines = ["| | seconds | of them at ends of tasks | plain SGD = 1 | ACC / BWT |", "|---|---|---|---|---|"]
     for row in sorted((r for r in record["rows"] if "ratio" in r), key=lambda r: r["ratio"]):
         seconds = f"{row['train_seconds'] + row['end_task_seconds']:.0f} | {row['end_task_seconds']:.1f}"
-        name = f"{METHODS[row['method']]}{by[row['by']]}"
+        method, _, variant = row["method"].partition(", ")
+        name = f"{METHODS[method]}{f', `{variant}`' if variant else ''}{by[row['by']]}"
         lines.append(f"| {name} | {seconds} | {row['ratio']:.2f} | {row['acc']:.2f} / {row['bwt']:.2f} |")
     where = record["environment"]
     lines.append(f"\n{where['processor']} ({where['capability']}), torch {where['torch']}, one thread.")
@@ -147,7 +177,7 @@ def checked(_: Rows) -> str:
     """The same methods by others on the same tensors, and how far apart the two end under the same draws."""
     record = json.loads((ROOT / "performance/peers.json").read_text())
     result = {(row["method"], row["by"]): f"{row['acc']:.2f} / {row['bwt']:.2f}" for row in record["rows"]}
-    apart = {(row["method"].partition(",")[0], row["by"]): row for row in record["agreement"]}
+    apart = {(row["method"], row["by"]): row for row in record["agreement"]}
     lines = ["| | by | ACC / BWT here | theirs | apart under the same draws |", "|---|---|---|---|---|"]
     for method, by in result:
         if by != "rgo":
@@ -161,7 +191,7 @@ def checked(_: Rows) -> str:
 TABLES = {
     "README.md": {"mnist": mnist, "cifar": cifar, "cost": cost, "peers": peers},
     "docs/methods.md": {"checked": checked},
-    "docs/decisions.md": {"alternatives": alternatives},
+    "docs/decisions.md": {"alternatives": alternatives, "networks": networks},
     "docs/protocol.md": {"loop": loop},
 }
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .collecting import Recorder
-from .encoding import Encoding, Index, TaskId, check_width, gather
-from .gradient import Covered, connect
+from .encoding import Encoding, Index, TaskId, check_width, gather, gathered
+from .gradient import Covered, Use, connect
 from .projection import Projection
 from .survey import Site, Survey, check_memory, is_skipped, join, survey, tie
 
@@ -84,6 +84,20 @@ class RowWiring(Wiring):
         return Index(table.forward[self.slots], table.inverse[self.slots])
 
 
+class Lane:
+    """A training call as a layer met it last: all that was looked up then holds while what is kept here does.
+
+    What only the start or the end of a task changes is not compared: each makes another wiring.
+    """
+
+    __slots__ = ("bias", "bias_trained", "device", "dtype", "fast", "shape", "use", "weight", "wiring")
+
+    def __init__(self, wiring: Wiring, x: Tensor, weight: Tensor, bias: Tensor | None, use: Use, fast: bool) -> None:
+        self.wiring, self.weight, self.bias, self.use, self.fast = wiring, weight, bias, use, fast
+        self.bias_trained = bias is not None and bias.requires_grad
+        self.shape, self.dtype, self.device = x.shape, x.dtype, x.device
+
+
 class Attached:
     """Stands in for one layer's `forward`: reads through the task's wiring, and lets gradients arrive projected."""
 
@@ -94,11 +108,28 @@ class Attached:
         self.plain: frozenset[TaskId] = frozenset()  # tasks learned before this layer was covered
         self.rows = 0  # of the last training batch, for the summary
         self.tables: dict[Any, Index | None] = {}  # of RowWiring
+        self.lane: Lane | None = None
 
     def __call__(self, input: Tensor) -> Tensor:
-        learner, covered, matrix, x = self.learner, self.covered, self.matrix, input
+        learner, x = self.learner, input
         parameters = self.layer._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
+        wiring, lane = learner._wiring(self.name), self.lane
+        if (  # in a small model's step Python shows: one condition, and no calls of ours
+            lane is not None
+            and wiring is lane.wiring
+            and weight is lane.weight
+            and bias is lane.bias
+            and x.shape == lane.shape
+            and x.dtype is lane.dtype
+            and x.device == lane.device
+            and weight.requires_grad
+            and (bias is None or bias.requires_grad is lane.bias_trained)
+            and torch.is_grad_enabled()
+            and not torch._C._is_any_autocast_enabled()
+        ):
+            self.covered.look_again()
+            return connect(x, weight, bias, lane.use, lane.fast)
         if weight is None:
             raise RuntimeError(
                 f"the weight of layer {self.name!r} is no longer a parameter but is computed from others "
@@ -110,7 +141,7 @@ class Attached:
                 f"layer {self.name!r} got an input of {x.dtype}; layers take floating-point inputs. "
                 "Convert it first: x.float()"
             )
-        wiring = learner._wiring(self.name)
+        covered, matrix = self.covered, self.matrix
         index: Index | None = None
         if learner.encoding.encode is not False:
             index = wiring.index(self, x.device)
@@ -134,14 +165,15 @@ class Attached:
         covered.look_again()
         if covered.projection.device != weight.device:  # the model has been moved inside the task
             covered.projection = covered.projection.to(weight.device, covered.projection.dtype)
-        own = weight is covered.weight
-        fast = self._is_fast(x)
         if index is not None:
-            if index.mixed or not fast:
-                x, index = self._read(x, index), None
-            else:
-                check_width(x, index, matrix.axis, self.name)
-        return connect(covered, matrix, x, weight, bias, index, fast=fast, session=covered.session, own=own)
+            check_width(x, index, matrix.axis, self.name)
+            if index.mixed:
+                x, index = gathered(x, index, matrix.axis), None
+        use = Use(covered, matrix, covered.session, weight is covered.weight, index)
+        fast = self._is_fast(x)
+        if covered.projection.applied is not None and wiring is learner._current and use.own:
+            self.lane = Lane(wiring, x, weight, bias, use, fast)
+        return connect(x, weight, bias, use, fast)
 
     def _read(self, x: Tensor, index: Index | None) -> Tensor:
         return x if index is None else gather(x, index, self.matrix.axis, self.name)

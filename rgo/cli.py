@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import sys
 import tomllib
+import webbrowser
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -20,9 +23,8 @@ from rich.table import Table
 from . import results
 from .benchmarks import BENCHMARKS
 from .cli_data import app as data_app
-from .cli_demo import demo
-from .cli_doctor import doctor
-from .experiment import DTYPES, Experiment, experiment
+from .cli_doctor import cores_usable, doctor
+from .experiment import DTYPES, Experiment, experiment, read_value
 from .methods import METHODS
 from .models import MODELS
 from .suite import run_all
@@ -34,6 +36,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console, errors = Console(), Console(stderr=True)
+
+DEMO = ("sgd", "ewc", "er-ring", "gpm", "rgo-2", "rgo")  # the methods of `rgo demo`
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the results.")]
 Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, each in a process of its own.")]
@@ -53,24 +57,23 @@ def _fail(message: object) -> typer.Exit:
     return typer.Exit(2)
 
 
-def _value(text: str) -> Any:
-    """A setting's value: TOML where it is (numbers, true, lists, quoted text), else the text itself."""
-    if text.lower() == "none":
-        return None
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
 def _settings(pairs: list[str]) -> dict[str, Any]:
-    settings = {}
+    settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise _fail(f"--set {pair}: give name=value, for example --set lr=0.03")
-        settings[name] = _value(value)
+        if name in settings:
+            raise _fail(f"--set {pair}: {name} is set twice, give it one value")
+        settings[name] = read_value(value)
     return settings
+
+
+def _merged(named: dict[str, Any], settings: dict[str, Any], flag: str) -> dict[str, Any]:
+    """Settings that have a place of their own, and the others; a setting in both is in neither."""
+    if twice := sorted(named.keys() & settings.keys()):
+        raise ValueError(f"{twice[0]!r} is given twice, in {flag} as well: give it one value")
+    return named | settings
 
 
 @app.command("list")
@@ -97,7 +100,7 @@ def run(
         ),
     ],
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="One seed.")] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="The seeds 0 to N-1.")] = 1,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="The seeds 0 to N-1; by default 1.")] = None,
     tasks: Annotated[int | None, typer.Option("--tasks", min=1)] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Per task.")] = None,
     model: Annotated[
@@ -121,9 +124,11 @@ def run(
     Example: rgo run permuted-mnist --method rgo --method sgd --seeds 5 --jobs 2
     """
     named = {"tasks": tasks, "steps": steps, "model": model, "dtype": dtype}
-    changes = {k: v for k, v in named.items() if v is not None} | _settings(settings or [])
-    chosen = [seed] if seed is not None else range(seeds)
+    if seed is not None and seeds is not None:
+        raise _fail(f"--seed {seed} is one seed and --seeds {seeds} are several: give one of the two")
+    chosen = [seed] if seed is not None else range(seeds or 1)
     try:
+        changes = _merged({k: v for k, v in named.items() if v is not None}, _settings(settings or []), "--set")
         experiments = [_experiment(benchmark, m, s, changes) for s in chosen for m in method]
     except ValueError as error:
         raise _fail(error) from None
@@ -186,12 +191,52 @@ def report(
     console.print(f"{page}", highlight=False)
 
 
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Of results; the page goes to report/ in it.")] = Path("demo"),
+    tasks: Annotated[int, typer.Option("--tasks", min=1)] = 5,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Per task, of ten samples each.")] = 1000,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Runs at a time; by default as many as there are cores.")
+    ] = None,
+    show: Annotated[
+        bool | None, typer.Option("--open/--no-open", help="Show the page; by default where there is a display.")
+    ] = None,
+) -> None:
+    """Five tasks of Permuted MNIST with six methods: plain SGD forgets, RGO does not. Then a page about it.
+
+    Stop it any time: what is done is kept, and the same command goes on.
+
+    Example: rgo demo --no-open
+    """
+    from .report import report as write_report
+
+    runs = [experiment("permuted-mnist", method, 0, tasks=tasks, steps=steps) for method in DEMO]
+    _do(runs, out, jobs=min(jobs or cores_usable(), len(runs)), device="cpu", capture=False, every=500, as_json=False)
+    try:
+        page = write_report(out, out / "report").resolve()
+    except (OSError, ValueError) as error:
+        raise _fail(error) from None
+    for line in (
+        f"ACC: the mean accuracy (%) on the test data of all {tasks} tasks after the last one.",
+        "BWT: how much all but the last have changed, on average, since each was learned; negative is forgetting.",
+        f"The report: {page}",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if (_display() if show is None else show) and not webbrowser.open(page.as_uri()):
+        console.print("No browser could be started: open it yourself.")
+
+
 def read_suite(file: Path) -> list[Experiment]:
     """The runs that a suite names, seed by seed, so that every cell gets its first seed first."""
-    content = tomllib.loads(file.read_text())
+    try:
+        content = tomllib.loads(file.read_bytes().decode())
+    except ValueError as error:  # of syntax or of encoding
+        raise ValueError(f"{file} is no TOML: {error}") from None
     runs = content.pop("runs", None)
+    content.pop("paper", None)  # published numbers, which are the report's
     if content:
-        raise ValueError(f"{file}: unknown {sorted(content)}; a suite holds [[runs]] only")
+        raise ValueError(f"{file}: unknown {sorted(content)}; a suite holds [[runs]], and [paper] for the report")
     if not runs or not isinstance(runs, list) or not all(isinstance(entry, dict) for entry in runs):
         raise ValueError(f"{file} holds no [[runs]]: give benchmark, methods and seeds for each")
     named: list[tuple[int, Experiment]] = []
@@ -219,12 +264,14 @@ def _entry(entry: dict[str, Any]) -> Iterator[Experiment]:
             raise ValueError(
                 f"unknown {key!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(keys)}")
             )
-        if not isinstance(value, keys[key]):
+        if not isinstance(value, keys[key]) or isinstance(value, bool):
             raise ValueError(f"{key} = {value!r} is of the wrong type")
+        if value in (0, []) or (key == "seeds" and isinstance(value, int) and value < 0):
+            raise ValueError(f"{key} = {value!r}: that is no run at all")
     if missing := [key for key in ("benchmark", "methods") if key not in entry]:
         raise ValueError(f"missing {' and '.join(missing)}")
     seeds = entry.get("seeds", 1)
-    changes = {k: entry[k] for k in ("model", "tasks", "steps") if k in entry} | entry.get("set", {})
+    changes = _merged({k: entry[k] for k in ("model", "tasks", "steps") if k in entry}, entry.get("set", {}), "set")
     for seed in range(seeds) if isinstance(seeds, int) else seeds:
         yield from (_experiment(entry["benchmark"], m, seed, changes) for m in entry["methods"])
 
@@ -240,6 +287,8 @@ def _do(
     **cluster: Any,
 ) -> None:
     try:
+        if not any(cluster.values()):  # a cluster's machines have their own devices
+            _check_device(device)
         failed = run_all(experiments, out, jobs=jobs, device=device, capture=capture, checkpoint_every=every, **cluster)
         paths = dict.fromkeys(e.path(out) for e in experiments)
         done = [results.read(path) for path in paths if path.exists()]
@@ -255,6 +304,21 @@ def _do(
         console.print(summary(done))
     if failed:
         raise typer.Exit(1)
+
+
+def _check_device(device: str) -> None:
+    """Raise unless runs can be done on it here."""
+    kind, colon, number = device.partition(":")
+    if device != "cpu" and (kind != "cuda" or (colon and not number.isdecimal())):
+        raise ValueError(f"--device {device}: give cpu, cuda or cuda:N")
+    cards = torch.cuda.device_count() if kind == "cuda" else 0
+    if kind == "cuda" and int(number or 0) >= cards:
+        raise ValueError(f"--device {device}: PyTorch finds {cards} CUDA devices here, counted from 0 (`rgo doctor`)")
+
+
+def _display() -> bool:
+    """Whether somebody sits before a screen that a browser can open on."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def summary(records: list[dict[str, Any]]) -> Table:
@@ -273,7 +337,6 @@ def summary(records: list[dict[str, Any]]) -> Table:
 
 app.add_typer(data_app, name="data")
 app.command()(doctor)
-app.command()(demo)
 
 
 def main() -> None:

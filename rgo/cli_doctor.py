@@ -22,6 +22,7 @@ from rich.text import Text
 
 from . import data, results
 from .cli_data import found
+from .suite import mps_runs
 
 console = Console()
 
@@ -32,6 +33,7 @@ EXTRAS = {  # what is installed -> how it is imported, and what needs it
     "jinja2": ("jinja2", "reports"),
     "pillow": ("PIL", "pictures"),
     "pooch": ("pooch", "downloads"),
+    "ray": ("ray", "suites on many machines"),
 }
 
 
@@ -89,21 +91,10 @@ def _cuda() -> Iterator[Finding]:
                 yield Finding(f"cuda:{i}", "ok", f"{torch.cuda.get_device_name(i)}, {free} of {total} GiB free")
             except RuntimeError as error:
                 yield Finding(f"cuda:{i}", "broken", str(error).partition("\n")[0], "see what `nvidia-smi` says")
-        if _runs("nvidia-cuda-mps"):
+        if mps_runs():
             yield Finding("MPS", "ok", "runs: several runs share a GPU at a time")
         else:
             yield Finding("MPS", "note", "does not run", "before --jobs on one GPU: nvidia-cuda-mps-control -d")
-
-
-def _runs(name: str) -> bool:
-    """Whether a process of this name (Linux knows the first 15 letters of it) is there."""
-    for file in Path("/proc").glob("[0-9]*/comm"):
-        try:
-            if file.read_text().strip() == name[:15]:
-                return True
-        except OSError:  # it has ended
-            continue
-    return False
 
 
 def _processor() -> Iterator[Finding]:

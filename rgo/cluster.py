@@ -5,6 +5,7 @@ The machines share the folder of the results, so a run goes on from its checkpoi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -13,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +90,8 @@ def _watch(
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         for i in [i for i, home in homes.items() if home.node not in alive]:
             view.remove(todo[i])
-            then = _lacking(todo[i], gpus) or "another goes on with it"
+            lacking = _lacking(todo[i], gpus)
+            then = f"it waits: {lacking}" if lacking else "another goes on with it"
             view.warn(f"{title(todo[i])}: lost with the machine {homes.pop(i).host}; {then}")
         at_work = set(tasks.values())
         for i, home, steps, line in messages.get_nowait_batch(messages.qsize()):
@@ -124,7 +125,9 @@ def _task(number: int, experiment: Experiment, token: Path, messages: Any, optio
             last = time.monotonic()
             sent = messages.put_nowait.remote((number, home, steps, line))
             if not steps:  # who has it is known before anything can happen to it
-                ray.wait([sent], timeout=10)
+                # Not by ray.wait(), with which a task gives its CPU to the next one.
+                with contextlib.suppress(TimeoutError):
+                    sent.future().result(timeout=10)
 
     return work(experiment, out, options, report, PATIENCE)
 
@@ -151,7 +154,7 @@ def _lacking(experiment: Experiment, gpus: float) -> str:
     return f"a run takes {needs} of one machine, and those of the cluster have {have}"
 
 
-@contextmanager
+@contextlib.contextmanager
 def _connected(address: str) -> Iterator[None]:
     # Where nobody answers ray.init() asks for ever, deaf to Ctrl-C for most of it: another process asks first.
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,7 @@ Use = tuple[LayerMatrix, Tensor, Any]  # a layer's matrix, an input it met, the 
 CHUNK_BYTES = 64 * 2**20  # rows of a layer unfolded at a time
 FEW = 4  # samples on which the first batch is checked
 MERGE_SAMPLES, MERGE_BYTES = 256, 4 * 2**20  # small batches are joined up to these at first
-MERGE_MORE, MET_BYTES = 2048, 128 * 2**20  # and up to these once it is seen what the layers meet
+MERGE_LESS, MERGE_MORE, MET_BYTES = 32, 2048, 128 * 2**20  # and up to these once it is seen what the layers meet
 
 
 class Recorder:
@@ -108,7 +109,9 @@ class Room:
 
     def seen(self, recorder: Recorder, samples: int) -> None:
         met = sum(x.numel() * x.element_size() for _, _, x, _ in recorder.calls) / samples
-        self.samples = max(MERGE_SAMPLES, min(MERGE_MORE, int(MET_BYTES / max(met, 1))))
+        processor = all(x.device.type == "cpu" for _, _, x, _ in recorder.calls)
+        least = MERGE_LESS if processor else MERGE_SAMPLES  # its caches are soon full
+        self.samples = max(least, min(MERGE_MORE, int(MET_BYTES / max(met, 1))))
         if self.samples > MERGE_SAMPLES:
             self.bytes = float("inf")
 
@@ -225,63 +228,68 @@ class Collector:
             grouped.setdefault(layer, []).append((matrix, x, grad))
         yield from grouped.items()
 
-    def _rows(self, layer: Covered, uses: list[Use], samples: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(samples, rows, g, n) inputs and (samples, rows, g, o) deltas of all uses, some samples at a time."""
-        live = [(m, x, grad) for m, x, grad in uses if grad is not None]
-        if not live:
+    def _pieces(self, layer: Covered, uses: list[Use], samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All uses' inputs X (g, d, samples, rows) and deltas D (samples, g, o, rows), some samples at a time."""
+        for part in _parts(samples, sum(m.count(x) for m, x, _ in uses) * layer.projection.dim * layer.matrix.groups):
+            X, D = [], []
+            for use in uses:
+                m, x, grad = _samples(use, part, samples)
+                X.append(_columns(layer, m, x, len(part)))
+                D.append(_exact(m.deltas(grad)).reshape(len(part), -1, m.groups, m.outputs).permute(0, 2, 3, 1))
+            yield (X[0], D[0]) if len(uses) == 1 else (torch.cat(X, dim=3), torch.cat(D, dim=3))
+
+    def _gradients(self, layer: Covered, uses: list[Use], samples: int) -> Iterator[Tensor]:
+        """Every sample's gradient as (g, samples * o, d), some samples at a time."""
+        g, o, n = layer.matrix.groups, layer.matrix.outputs, layer.matrix.inputs
+        # A processor is fastest without any rows; a GPU would wait for the call of every sample.
+        if layer.weight.device.type != "cpu" or not all(m.gradients and len(x) == samples for m, x, _ in uses):
+            for X, D in self._pieces(layer, uses, samples):
+                yield (D @ X.permute(2, 0, 3, 1)).transpose(0, 1).reshape(g, -1, X.shape[1])
             return
-        width = layer.projection.dim * layer.matrix.groups
-        rows = sum(m.count(x) for m, x, _ in live) / samples
-        size = max(1, int(CHUNK_BYTES / max(1, rows * width * live[0][1].element_size())))
-        for start in range(0, samples, size):
-            stop = min(start + size, samples)
-            parts_x, parts_d = [], []
-            for m, x, grad in live:
-                a, b = (i * len(x) // samples for i in (start, stop))
-                c, d = (i * len(grad) // samples for i in (start, stop))
-                rx, rd = m.rows(x[a:b]), m.deltas(grad[c:d])
-                parts_x.append(_by_sample(rx, stop - start))
-                parts_d.append(_by_sample(rd, stop - start))
-            one = len(live) == 1
-            yield (
-                _exact(parts_x[0] if one else torch.cat(parts_x, dim=1)),
-                _exact(parts_d[0] if one else torch.cat(parts_d, dim=1)),
-            )
+        weight = layer.weight.detach()
+        for part in _parts(samples, samples * g * o * layer.projection.dim):
+            W, b = [], []
+            for use in uses:
+                m, x, delta = _samples(use, part, samples)
+                assert m.gradients is not None
+                W.append(m.gradients(delta, _exact(x), weight.to(delta.dtype)))
+                b.append(m.deltas(delta).reshape(len(part), -1, g, o).sum(dim=1))
+            G = W[0].new_empty(g, layer.projection.dim, len(part) * o)
+            _fill(G[:, :n], reduce(torch.add, W).permute(1, 3, 0, 2).reshape(g, n, -1))
+            G[:, n:] = reduce(torch.add, b).transpose(0, 1).reshape(g, 1, -1)
+            yield G.transpose(1, 2)
 
     def _add_layer(self, layer: Covered, uses: list[Use], samples: int) -> None:
         """The average over extractors of the outer products of every sample's gradient."""
-        o, total = layer.matrix.outputs, self.sums[layer]
-        for X, D in self._rows(layer, uses, samples):
-            (B, R, g, n), d = X.shape, layer.projection.dim
-            if self.extractors == "sum":
-                D = D * o**0.5
-            if self.extractors != "signed" and (R == 1 or self.extractors == "rows"):
+        g, o, d, total = layer.matrix.groups, layer.matrix.outputs, layer.projection.dim, self.sums[layer]
+        scale = {"sum": 1.0, "signed": 1 / o}.get(self.extractors, o**-0.5)
+        live = [(m, x, _exact(grad) * scale) for m, x, grad in uses if grad is not None]
+        if not live:
+            return
+        rows = sum(m.count(x) for m, x, _ in live) // samples
+        if self.extractors == "signed":  # the literal mean of the extractors' gradients
+            for X, D in self._pieces(layer, live, samples):
+                total.add(torch.einsum("gdbr,bgr->gbd", X, D.sum(dim=2)))
+        elif rows == 1 or self.extractors == "rows":
+            for X, D in self._pieces(layer, live, samples):
                 # delta x^T: all extractors are collinear
-                size = D.square().mean(dim=-1).sqrt().reshape(B * R, g).t()
-                weighted = X.new_empty(g, d, B * R)  # a sample a column, as the sum multiplies them
-                torch.mul(X.reshape(B * R, g, n).permute(1, 2, 0), size[:, None], out=weighted[:, :n])
-                if d > n:
-                    weighted[:, n] = size
-                total.add(weighted.transpose(1, 2))
-                continue
-            X = _with_ones(X, layer)
-            if self.extractors == "signed":  # the literal mean of the extractors' gradients
-                total.add(torch.einsum("brgd,brg->gbd", X, D.mean(dim=-1)))
-            elif o > R and isinstance(total, CurvatureSum):
+                X = X.mul_(torch.linalg.vector_norm(D, dim=2).transpose(0, 1).unsqueeze(1))
+                total.add(X.reshape(g, d, -1).transpose(1, 2))
+        elif o > rows and isinstance(total, CurvatureSum):
+            for X, D in self._pieces(layer, live, samples):
                 # G^T G = X^T (D D^T) X through the rows x rows factor, which is the smaller one
-                Xg, Dg = X.permute(2, 0, 1, 3), D.permute(2, 0, 1, 3)  # (g, B, R, .)
-                right = (Dg @ Dg.transpose(2, 3) / o) @ Xg
-                total.add(Xg.reshape(g, B * R, d), right.reshape(g, B * R, d))
-            else:
-                G = torch.einsum("brgo,brgd->gbod", D, X) / o**0.5
-                total.add(G.reshape(g, B * o, d))
+                right = (D.transpose(2, 3) @ D) @ X.permute(2, 0, 3, 1)  # (samples, g, rows, d)
+                total.add(X.reshape(g, d, -1).transpose(1, 2), right.transpose(0, 1).reshape(g, -1, d))
+        else:
+            for G in self._gradients(layer, live, samples):
+                total.add(G)
 
     def _add_inputs(self, layer: Covered, uses: list[Use]) -> None:
         """OWM: the inputs themselves, row by row."""
         for m, x, _ in uses:
-            size = max(1, int(CHUNK_BYTES * len(x) / max(1, m.count(x) * layer.projection.dim * m.groups * 4)))
-            for part in x.split(size):
-                self.sums[layer].add(_exact(_with_ones(m.rows(part), layer)).transpose(0, 1))
+            for part in _parts(len(x), m.count(x) * layer.projection.dim * m.groups):
+                X = _columns(layer, m, x[part.start : part.stop], 1)
+                self.sums[layer].add(X.flatten(2).transpose(1, 2))
 
     def _weight_gradients(self, output: Tensor, last: bool) -> list[tuple[Covered, Tensor | None]]:
         """Autograd's own gradient of one number for every layer: (g, o, d), None where it does not depend."""
@@ -333,10 +341,10 @@ class Collector:
                     continue
                 if any(len(x) % samples or m.count(x) % samples for m, x, _ in uses):
                     return layer.name
-                one = [_sample(use, i, samples) for use in uses]
+                one = [_samples(use, range(i, i + 1), samples) for use in uses if use[2] is not None]
                 found = torch.zeros_like(expected)
-                for X, D in self._rows(layer, one, 1):
-                    found += torch.einsum("brgo,brgd->god", D, _with_ones(X, layer))
+                for X, D in self._pieces(layer, one, 1):
+                    found += torch.einsum("bgor,gdbr->god", D, X)
                 if (found - expected).norm() > 0.02 * expected.norm():
                     return layer.name
             missed = [layer.name for layer, G in direct.items() if layer not in seen and G is not None]
@@ -345,19 +353,33 @@ class Collector:
         return None
 
 
-def _sample(use: Use, i: int, samples: int) -> Use:
+def _samples(use: Use, part: range, samples: int) -> Use:
+    """A use's share of these samples, whatever the number of rows it has for each."""
     m, x, grad = use
-    k, j = len(x) // samples, 0 if grad is None else len(grad) // samples
-    return m, x[i * k : (i + 1) * k], None if grad is None else grad[i * j : (i + 1) * j]
+    k, j = len(x) // samples, len(grad) // samples
+    return m, x[part.start * k : part.stop * k], grad[part.start * j : part.stop * j]
 
 
-def _by_sample(rows: Tensor, samples: int) -> Tensor:
-    return rows.reshape(samples, -1, *rows.shape[1:])
+def _parts(samples: int, numbers: int) -> Iterator[range]:
+    """Some samples at a time, where there are so many numbers to hold for all of them."""
+    if numbers:
+        size = max(1, CHUNK_BYTES // 4 * samples // numbers)
+        yield from (range(start, min(start + size, samples)) for start in range(0, samples, size))
 
 
-def _with_ones(X: Tensor, layer: Covered) -> Tensor:
-    """Rows (..., n) as P meets them: with the bias' column, where it has one."""
-    return X if layer.bias is None else torch.cat([X, X.new_ones(*X.shape[:-1], 1)], dim=-1)
+def _columns(layer: Covered, matrix: LayerMatrix, x: Tensor, samples: int) -> Tensor:
+    """Rows as P meets them, with the bias' ones where it has them, as columns (g, d, samples, rows)."""
+    view = matrix.to_columns(x)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    X = torch.empty(matrix.groups, layer.projection.dim, matrix.count(x), dtype=dtype, device=view.device)
+    _fill(X[:, : matrix.inputs], view)
+    X[:, matrix.inputs :] = 1
+    return X.view(*X.shape[:2], samples, -1)
+
+
+def _fill(columns: Tensor, view: Tensor) -> None:
+    """Copy a view (g, inputs..., k...) to columns (g, inputs, k); torch transposes two dimensions faster than three."""
+    columns.view(view.shape).squeeze(0).copy_(view.squeeze(0))
 
 
 def _exact(t: Tensor) -> Tensor:
@@ -417,7 +439,7 @@ def collect(learner: RGO, batches: Iterable[Any], classes: Any, forward: Forward
 
 
 def _check_few(collector: Collector, learner: RGO, batch: Any, where: str, forward: Forward | None) -> None:
-    """The check of the first batch on its first samples, where that can be done: on all it costs as much as the pass."""
+    """The check on the first batch's first samples, where that can be done: on all it costs as much as the pass."""
     tensors = isinstance(batch, tuple | list) and all(isinstance(t, Tensor) and t.dim() > 0 for t in batch)
     if not tensors or not batch or len({len(t) for t in batch}) > 1 or len(batch[0]) <= FEW:
         return

@@ -8,7 +8,7 @@ gradient is never built.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -183,34 +183,57 @@ class Covered:
             dw = product(deltas, W)
             if not direct:
                 dw = matrix.to_weight(dw.unsqueeze(0), weight)
-            if bias is None:
+            if bias is None:  # there is none, it is frozen, or left to plain training by skip=
                 return dw, None
             return dw, deltas.sum(1) if b is None else deltas.mv(b)
         many = matrix.rows(x).transpose(0, 1).to(dtype)  # (g, rows, n)
         deltas = matrix.deltas(delta).permute(1, 2, 0)  # (g, o, rows)
         W, b = applied.times(many, None if bias is None else many.new_ones(*many.shape[:2], 1))
         dw = matrix.to_weight(deltas @ W.to(delta.dtype), weight)
-        if bias is None:  # there is none, it is frozen, or left to plain training by skip=
+        if bias is None:
             return dw, None
         db = deltas.sum(2) if b is None else deltas @ b.to(delta.dtype)
         return dw, db.reshape(bias.shape)
 
 
+class Use(NamedTuple):
+    """A layer's use in training, as its backward has to know it."""
+
+    covered: Covered
+    matrix: LayerMatrix
+    session: int | None
+    own: bool
+    """They are the model's parameters, not others put in their place (torch.func.functional_call)."""
+    order: Index | None
+    """The permutation through which the layer reads; None is the identity."""
+
+
 class ProjectPair(torch.autograd.Function):
-    """(W, b) -> (W, b), whose backward projects the pair of their gradients."""
+    """(W, b) -> (W, b), whose backward projects the pair of their gradients.
+
+    A permutation of the input is one of the columns: W is handed on as it meets the input that was not permuted.
+    """
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, covered: Covered, session: int | None, own: bool) -> Any:
-        ctx.covered, ctx.session, ctx.own = covered, session, own
-        return weight.view_as(weight), None if bias is None else bias.view_as(bias)
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, use: Use) -> Any:
+        ctx.use = use
+        order, columns = use.order, use.matrix.columns
+        if order is None or columns is None:
+            weight = weight.view_as(weight)
+        else:
+            weight = weight.index_select(columns, order.inverse)
+        return weight, None if bias is None else bias.view_as(bias)
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor, bias: Tensor | None) -> Any:
-        ctx.covered.check_session(ctx.session)
-        projected = ctx.covered.project(weight, bias if ctx.needs_input_grad[1] else None)
-        if ctx.own:
-            ctx.covered.record(*projected)
-        return *projected, None, None, None
+        covered, matrix, session, own, order = ctx.use
+        covered.check_session(session)
+        if order is not None:
+            weight = select(weight, order, matrix.columns)
+        projected = covered.project(weight, bias if ctx.needs_input_grad[1] else None)
+        if own:
+            covered.record(*projected)
+        return *projected, None
 
 
 class ProjectedMap(torch.autograd.Function):
@@ -219,66 +242,51 @@ class ProjectedMap(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        rest: tuple[Index | None, LayerMatrix, Covered, int | None, bool],  # together: each argument costs a microsecond
-    ) -> Tensor:
-        index, matrix, *_ = ctx.rest = rest
-        if index is not None:
-            x = x.index_select(matrix.axis, index.forward)
-        ctx.save_for_backward(x, weight, bias)
-        return matrix.forward(x, weight, bias)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, use: Use) -> Tensor:
+        ctx.use = use
+        matrix, order = use.matrix, use.order
+        read = x if order is None else x.index_select(matrix.axis, order.forward)
+        ctx.save_for_backward(x, read, weight, bias)
+        return matrix.forward(read, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> Any:
-        x, weight, bias = ctx.saved_tensors
-        index, matrix, covered, session, own = ctx.rest
-        need_x, need_w, need_b = ctx.needs_input_grad[:3]
+        given, x, weight, bias = ctx.saved_tensors
+        covered, matrix, session, own, order = ctx.use
+        if order is not None and torch.is_grad_enabled():  # create_graph: what was read is not in the graph
+            x = gathered(given, order, matrix.axis)
+        need_x, need_w, need_b, _ = ctx.needs_input_grad
         dx = dw = db = None
         if need_x:
             if torch.is_grad_enabled():  # create_graph: what goes from here to the weight has to be projected too
-                weight, _ = paired(covered, weight, bias, session, own)
+                weight, _ = paired(weight, bias, ctx.use._replace(order=None))
             dx = matrix.input_gradient(delta, x, weight)
-            if index is not None and torch.is_grad_enabled():
-                dx = gathered(dx, Index(index.inverse, index.forward), matrix.axis)
-            elif index is not None:  # a node would cost more than the gather
-                dx = dx.index_select(matrix.axis, index.inverse)
+            if order is not None:
+                dx = select(dx, Index(order.inverse, order.forward), matrix.axis)
         if need_w:
             covered.check_session(session)
             dw, db = covered.project_rows(matrix, x, delta, weight, bias if need_b else None)
-        if own:
+        if own and covered.guards:
             covered.record(dw, db)
         return dx, dw, db, None
 
 
-def paired(
-    covered: Covered, weight: Tensor, bias: Tensor | None, session: int | None, own: bool
-) -> tuple[Tensor, Tensor | None]:
+def select(x: Tensor, order: Index, axis: int) -> Tensor:
+    """`gathered` in a backward: a node of its own only where that backward is differentiated in turn."""
+    return gathered(x, order, axis) if torch.is_grad_enabled() else x.index_select(axis, order.forward)
+
+
+def paired(weight: Tensor, bias: Tensor | None, use: Use) -> tuple[Tensor, Tensor | None]:
     """The parameters as the layer is to use them, so that their gradients arrive projected."""
-    if covered.bias is None:  # P has no column for it: there is none, it is frozen, or skip= names it
-        return ProjectPair.apply(weight, None, covered, session, own)[0], bias  # type: ignore[no-untyped-call]
-    return ProjectPair.apply(weight, bias, covered, session, own)  # type: ignore[no-any-return,no-untyped-call]
+    if use.covered.bias is None:  # P has no column for it: there is none, it is frozen, or skip= names it
+        return ProjectPair.apply(weight, None, use)[0], bias  # type: ignore[no-untyped-call]
+    return ProjectPair.apply(weight, bias, use)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def connect(
-    covered: Covered,
-    matrix: LayerMatrix,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    index: Index | None,
-    *,
-    fast: bool,
-    session: int | None,
-    own: bool,
-) -> Tensor:
-    """The layer's output, wired so that gradients of (weight, bias) arrive projected.
-
-    `index`: the permutation through which it reads x. `own`: they are the model's parameters, not others put in their place (torch.func.functional_call).
-    """
+def connect(x: Tensor, weight: Tensor, bias: Tensor | None, use: Use, fast: bool) -> Tensor:
+    """The layer's output, wired so that gradients of (weight, bias) arrive projected."""
     if fast:
-        return ProjectedMap.apply(x, weight, bias, (index, matrix, covered, session, own))  # type: ignore[no-any-return,no-untyped-call]
-    return matrix.forward(x, *paired(covered, weight, bias, session, own))
+        return ProjectedMap.apply(x, weight, bias, use)  # type: ignore[no-any-return,no-untyped-call]
+    if use.order is not None and (use.matrix.columns is None or x.numel() < weight.numel()):
+        x, use = gathered(x, use.order, use.matrix.axis), use._replace(order=None)
+    return use.matrix.forward(x, *paired(weight, bias, use))

@@ -53,6 +53,13 @@ class LayerMatrix:
     """weight -> (groups, outputs, inputs); None: a reshape does it"""
     weight: Callable[[Tensor], Tensor] | None = None
     """the way back from `matrix`; None: a reshape does it"""
+    columns: int | None = None
+    """where `width` lies in the weight, so that its columns can be permuted instead of the input; None: never"""
+    unfolded: Callable[[Tensor], Tensor] | None = None
+    """input -> a view (groups, inputs..., rows...) of what `rows` copies; None: `rows` transposed"""
+    gradients: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    """(gradient of the output, input, weight) -> each sample's own gradient of the weight, as (samples, groups,
+    outputs, inputs), without its rows; None: made of rows and deltas"""
     direct: bool = False
     """an input of two dimensions is its own rows, and so is the gradient of its output"""
 
@@ -61,6 +68,10 @@ class LayerMatrix:
         if self.matrix is not None:
             return self.matrix(weight)
         return weight.reshape(self.groups, self.outputs, self.inputs)
+
+    def to_columns(self, x: Tensor) -> Tensor:
+        """Rows as columns: (groups, inputs..., rows...), mostly a view."""
+        return self.unfolded(x) if self.unfolded is not None else self.rows(x).permute(1, 2, 0)
 
     def to_weight(self, matrix: Tensor, like: Tensor) -> Tensor:
         """A (groups, outputs, inputs) gradient in the layout of the weight `like`."""
@@ -128,6 +139,7 @@ def linear(layer: nn.Linear) -> LayerMatrix:
         deltas=lambda delta: delta.reshape(-1, 1, o),
         count=lambda x: x.numel() // n,
         input_gradient=lambda delta, x, weight: product(delta, weight) if delta.dim() == 2 else delta @ weight,
+        columns=1,
         direct=True,
     )
 
@@ -145,6 +157,7 @@ def convolution(layer: _ConvNd) -> LayerMatrix:
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     even = mode == "constant" and around[::2] == around[1::2]  # the convolution itself can pad so
     inner = tuple(around[::-2]) if even else (0,) * dims
+    only_weight = [False, True, False]
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
 
     def pad(x: Tensor) -> Tensor:
@@ -153,14 +166,22 @@ def convolution(layer: _ConvNd) -> LayerMatrix:
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return layer._conv_forward(x, weight, bias)
 
-    def rows(x: Tensor) -> Tensor:
+    positions, offsets = range(2, 2 + dims), range(2 + dims, 2 + 2 * dims)
+
+    def patches(x: Tensor) -> Tensor:
         x = pad(x if x.dim() == dims + 2 else x.unsqueeze(0))
-        for i in range(dims):  # (N, C, positions..., kernel...): a view, copied once by the reshape
+        for i in range(dims):  # (N, C, positions..., kernel...): a view, to be copied once
             x = x.unfold(2 + i, spans[i], stride[i])
         for i in range(dims):
             x = x[(..., slice(None, None, dilation[i])) + (slice(None),) * (dims - 1 - i)]
-        order = (0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims))
-        return x.permute(order).reshape(-1, g, n)
+        return x
+
+    def rows(x: Tensor) -> Tensor:
+        return patches(x).permute(0, *positions, 1, *offsets).reshape(-1, g, n)
+
+    def unfolded(x: Tensor) -> Tensor:
+        result: Tensor = patches(x).permute(1, *offsets, 0, *positions).unflatten(0, (g, -1))
+        return result
 
     def deltas(delta: Tensor) -> Tensor:
         return delta.movedim(-1 - dims, -1).reshape(-1, g, o)
@@ -170,6 +191,18 @@ def convolution(layer: _ConvNd) -> LayerMatrix:
         pads = [a + b for a, b in zip(around[-2::-2], around[::-2])]
         batch = x.shape[0] if x.dim() == dims + 2 else 1
         return batch * prod((s + p - w) // t + 1 for s, p, w, t in zip(sizes, pads, spans, stride))
+
+    def gradients(delta: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        if x.dim() != dims + 2:
+            delta, x = delta.unsqueeze(0), x.unsqueeze(0)
+        x = x if even else pad(x)
+        found = [
+            torch.ops.aten.convolution_backward(
+                delta[i : i + 1], x[i : i + 1], weight, None, stride, inner, dilation, False, [0] * dims, g, only_weight
+            )[1]
+            for i in range(len(x))
+        ]
+        return torch.stack(found).view(len(x), g, o, n)
 
     def input_gradient(delta: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         batched = x.dim() == dims + 2
@@ -191,6 +224,9 @@ def convolution(layer: _ConvNd) -> LayerMatrix:
         deltas=deltas,
         count=count,
         input_gradient=input_gradient if even else None,
+        unfolded=unfolded,
+        gradients=gradients,
+        columns=1 if g == 1 else None,
     )
 
 

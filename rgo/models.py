@@ -10,7 +10,8 @@ import difflib
 import importlib
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count, pairwise
 from typing import Any, NamedTuple
 
@@ -225,7 +226,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def load(name: str, *, seed: int = 0, **given: Any) -> nn.Module:
+def load(name: str, /, *, seed: int = 0, **given: Any) -> nn.Module:
     """A model by name: one of `MODELS`, or "package.module:function", which is imported and called.
 
     A function of one's own is given the `seed` if it takes one; torch's global generator has it in any case.
@@ -247,25 +248,41 @@ def load(name: str, *, seed: int = 0, **given: Any) -> nn.Module:
     return model
 
 
-def arguments(name: str) -> set[str] | None:
+def arguments(name: str) -> dict[str, inspect.Parameter] | None:
     """What the function of a model can be given by name; None: it takes any name, or does not tell."""
     found = _parameters(name)
     if found is None or any(p.kind is p.VAR_KEYWORD for p in found):
         return None
-    return {p.name for p in found}
+    return {p.name: p for p in found if p.kind is not p.POSITIONAL_ONLY}
+
+
+def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """A function's parameters, their annotations evaluated where that can be done."""
+    found = inspect.signature(function)
+    with suppress(Exception):  # a name that is imported for type checkers only, and whatever else somebody writes
+        found = inspect.signature(function, eval_str=True)
+    return found.parameters
+
+
+def needed(name: str) -> list[str]:
+    """The arguments that a model's function cannot do without."""
+    kinds = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY
+    found = [p for p in _parameters(name) or () if p.default is p.empty]
+    if by_place := [p.name for p in found if p.kind is p.POSITIONAL_ONLY]:
+        raise ValueError(f"model {name!r} takes {by_place[0]!r} by position only, but is called with names: remove the /")
+    return [p.name for p in found if p.kind not in kinds]
 
 
 def check(name: str, given: Iterable[str]) -> None:
     """Raise unless a model's function can be called with these arguments and a seed."""
     known, names = arguments(name), set(given)
-    if known is not None and (wrong := sorted(names - known)):
+    if known is not None and (wrong := sorted(names - known.keys())):
         near = difflib.get_close_matches(wrong[0], known, n=1)
         raise ValueError(
             f"model {name!r} takes no {wrong[0]!r}"
             + (f"; did you mean {near[0]!r}?" if near else f". It takes {', '.join(sorted(known)) or 'nothing'}")
         )
-    needed = [p.name for p in _parameters(name) or () if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if missing := [argument for argument in needed if argument not in {*names, "seed"}]:
+    if missing := [argument for argument in needed(name) if argument not in {*names, "seed"}]:
         settings = " ".join(f"--set {argument}=..." for argument in missing)
         raise ValueError(f"model {name!r} needs {', '.join(missing)}: give it a default, or say {settings}")
 
@@ -444,7 +461,7 @@ def _maker(name: str) -> Callable[..., Any]:
 def _parameters(name: str) -> list[inspect.Parameter] | None:
     make = _maker(name)
     try:
-        found = inspect.signature(make).parameters.values()
+        found = parameters(make).values()
     except ValueError:  # a function in C need not have one
         return None
     return [p for p in found if p.kind is not p.VAR_POSITIONAL]
@@ -462,7 +479,7 @@ def _imported(name: str) -> Callable[..., Any]:
         raise ValueError(
             f"model {name!r}: there is no module {error.name!r}. Install it, or add its folder to PYTHONPATH"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"model {name!r}: importing {where!r} fails: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         near = difflib.get_close_matches(attribute, dir(module), n=1)

@@ -1,21 +1,23 @@
 """Matrix products on the processor at hand.
 
-On a CPU torch hands float32 products to MKL, which packs the larger matrix anew at every call. oneDNN can keep a
-matrix packed, and P is multiplied thousands of times before it changes: with ten rows a packed P of 785 x 785 takes
-67 us instead of 176, in bfloat16 42 (one core of an EPYC with AVX-512; docs/decisions.md). What a processor can do is
-looked up, never timed: the numerics of a run must not hang on a race.
+On a CPU torch hands float32 products to MKL, which packs the larger matrix anew at every call. P is multiplied
+thousands of times before it changes, so it is packed once, by a library that can: FBGEMM holds it in float16 and
+multiplies by it in float32, oneDNN in float32 or bfloat16. FBGEMM's calls cost least, so it is the one for P that fit
+a cache; beyond, oneDNN's bfloat16 reads as little and multiplies twice as fast. docs/decisions.md has the times. What
+a processor can do is looked up, never timed: the numerics of a run must not hang on a race.
 """
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-PACK = 128  # rows of B from which packing pays; below, the call itself costs more
-WORK = 2**20  # multiplications from which a product goes to oneDNN
+FBGEMM, ONEDNN = 2**14, 2**18  # elements of B from which a library's packing pays; below, its calls cost more
+WORK = 2**22  # multiplications from which a product goes to oneDNN
 
 
 def _operator(name: str) -> Any:
@@ -27,6 +29,28 @@ def _operator(name: str) -> Any:
 
 
 _linear, _reorder = _operator("_linear_pointwise"), _operator("_reorder_linear_weight")
+
+
+@cache
+def _fbgemm() -> tuple[Any, Any]:
+    """FBGEMM's float16 matrices: what packs one, and what multiplies by it; None and None where there is none.
+
+    torch announces, once a process, that it will drop these operators one day. Then P is in float32 or bfloat16 again.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pack, linear = torch.fbgemm_pack_gemm_matrix_fp16, torch.fbgemm_linear_fp16_weight_fp32_activation
+            one = torch.ones(1, 1, device="cpu", dtype=torch.float32)
+            linear(one, pack(one), None)
+        return pack, linear
+    except (AttributeError, RuntimeError, TypeError):
+        return None, None
+
+
+def has_float16() -> bool:
+    """Whether products with a float16 matrix are fast here (x86 with AVX2, by FBGEMM)."""
+    return _fbgemm()[0] is not None
 
 
 @cache
@@ -49,7 +73,7 @@ def _takes(*matrices: Tensor) -> bool:
 
 
 class Packed:
-    """A matrix B (n, m) laid out for many products A @ B with few rows of A.
+    """A matrix B (n, m) laid out for many products A @ B with few rows of A; (g, n, m) is kept as it is.
 
     Examples:
         >>> B = torch.randn(200, 300)
@@ -61,22 +85,28 @@ class Packed:
     """
 
     def __init__(self, B: Tensor) -> None:
-        packs = min(B.shape) >= PACK and _takes(B)
-        self.dtype, self._plain = B.dtype, None if packs else B
-        self._packed: Any = _reorder(B.t().contiguous(), 10) if packs else None
+        self.dtype, self.shape = B.dtype, B.shape
+        self._half: Any = None  # what multiplies, when FBGEMM has it
+        self._packed: Any = None
+        if B.dim() == 2 and B.device.type == "cpu":
+            if B.dtype == torch.float16 and has_float16() and B.numel() >= FBGEMM:
+                pack, self._half = _fbgemm()
+                self._packed = pack(B.t().float().contiguous())
+            elif B.numel() >= ONEDNN and _takes(B):
+                self._packed = _reorder(B.t().contiguous(), 10)
+        self._plain = B if self._packed is None else None
 
     def times(self, A: Tensor, row: Tensor | None = None) -> Tensor:
-        """A @ B (+ row): A and the result in their own precision, the product in B's."""
-        if self._plain is not None or not A.is_contiguous() or (torch.is_grad_enabled() and A.requires_grad):
-            B: Tensor = self.dense()
-            if row is None or A.dtype != B.dtype:
-                product = (A.to(B.dtype) @ B).to(A.dtype)
-                return product if row is None else product + row
-            return torch.addmm(row, A, B)
-        if A.dtype == self.dtype:
-            return _linear(A, self._packed, row, "none", [], "")  # type: ignore[no-any-return]
-        row = None if row is None else row.to(self.dtype)
-        return _linear(A.to(self.dtype), self._packed, row, "none", [], "").to(A.dtype)  # type: ignore[no-any-return]
+        """A @ B (+ row): A and the result in their own precision, the product in B's, or float32 when B is float16."""
+        dtype = torch.float32 if self.dtype is torch.float16 else self.dtype
+        if A.dtype is not dtype:
+            return self.times(A.to(dtype), None if row is None else row.to(dtype)).to(A.dtype)
+        if self._packed is None or (torch.is_grad_enabled() and A.requires_grad):
+            B = self.dense().to(dtype)
+            return A @ B if row is None else torch.addmm(row, A, B)
+        if self._half is not None:
+            return self._half(A, self._packed, row)  # type: ignore[no-any-return]
+        return _linear(A.contiguous(), self._packed, row, "none", [], "")  # type: ignore[no-any-return]
 
     @property
     def packed(self) -> bool:
@@ -86,28 +116,18 @@ class Packed:
         """B itself; when it is packed, a copy."""
         if self._plain is not None:
             return self._plain
+        if self._half is not None:  # FBGEMM does not hand it out; the product with the identity is exact
+            identity = torch.eye(self.shape[0], dtype=torch.float32, device="cpu")
+            return self._half(identity, self._packed, None).to(self.dtype)  # type: ignore[no-any-return]
         B: Tensor = self._packed.to_dense().t()
         return B
 
     def bytes(self) -> int:
-        held = self._plain if self._plain is not None else self._packed
-        return int(held.numel() * held.element_size())
+        return self.shape.numel() * self.dtype.itemsize
 
 
 def product(A: Tensor, B: Tensor) -> Tensor:
     """A @ B of two matrices."""
-    if A.shape[0] * A.shape[1] * B.shape[1] >= WORK and _takes(A, B):
+    if A.numel() * B.shape[1] >= WORK and _takes(A, B):
         return _linear(A, B.t(), None, "none", [], "")  # type: ignore[no-any-return]
     return A @ B
-
-
-def gram(A: Tensor, B: Tensor | None = None, block: int = 192) -> Tensor:
-    """A B^T of (n, rows) matrices when the result is symmetric (B = A unless given): half of it is multiplied."""
-    B = A if B is None else B
-    result = A.new_empty(len(A), len(A))
-    for start in range(0, len(A), block):
-        stop = start + block
-        part = product(A[start:stop], B[start:].t())
-        result[start:stop, start:] = part
-        result[stop:, start:stop] = part[:, block:].t()
-    return result

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .product import Packed, gram
+from .product import Packed, product
 
 Solver = Literal["cholesky", "recursive"]
 
@@ -30,19 +30,25 @@ def _matrix_device(device: torch.device) -> torch.device:
 
 
 class CurvatureSum:
-    """A task's sum of g g^T: products in the samples' own precision, the sum in float64."""
+    """A task's sum of g g^T: products in the samples' own precision, the sum in float64.
+
+    It is symmetric: what lies above the diagonal counts, and on a processor no more than that is multiplied.
+    """
+
+    BLOCK = 192  # rows at a time, there
 
     def __init__(self, groups: int, dim: int, device: torch.device) -> None:
         self.total = torch.zeros(groups, dim, dim, dtype=torch.float64, device=_matrix_device(device))
 
     def add(self, left: Tensor, right: Tensor | None = None) -> None:
         """Add left^T right (right = left unless given) of two (g, samples, d) factors; a symmetric matrix."""
-        if left.shape[0] == 1 and left.device.type == "cpu":
-            columns = left[0].t().contiguous()  # whole in memory, as oneDNN wants them
-            product = gram(columns, None if right is None else right[0].t().contiguous())
-        else:
-            product = left.transpose(1, 2) @ (left if right is None else right)
-        self.total += product.to(self.total.device)
+        if left.shape[0] > 1 or left.device.type != "cpu":
+            self.total += (left.transpose(1, 2) @ (left if right is None else right)).to(self.total.device)
+            return
+        A = left[0].t().contiguous()  # whole in memory, as oneDNN wants them
+        B = A if right is None else right[0].t().contiguous()
+        for start in range(0, len(A), self.BLOCK):
+            self.total[0, start : start + self.BLOCK, start:] += product(A[start : start + self.BLOCK], B[start:].t())
 
 
 class Recursion:
@@ -75,8 +81,7 @@ class Dense:
     """
 
     def __init__(self, ww: Tensor, wb: Tensor | None, bb: Tensor | None) -> None:
-        self._ww = Packed(ww[0]) if len(ww) == 1 else ww
-        self.wb, self.bb = wb, bb
+        self._ww, self.wb, self.bb = Packed(ww[0] if len(ww) == 1 else ww), wb, bb
         self._row: Any = None if wb is None else wb[0, 0]  # of the only group
         self._corner: Any = None if bb is None else bb[0, 0]
 
@@ -93,21 +98,27 @@ class Dense:
 
     @property
     def ww(self) -> Tensor:
-        return self._ww.dense().unsqueeze(0) if isinstance(self._ww, Packed) else self._ww
+        ww = self._ww.dense()
+        return ww if ww.dim() == 3 else ww.unsqueeze(0)
 
     def times(self, A: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """[A, b] (c P) for A (g, k, n) and b (g, k, 1)."""
-        if isinstance(self._ww, Packed):
-            W = self._ww.times(A[0]).unsqueeze(0)
-        else:
-            W = (A.to(self._ww.dtype) @ self._ww).to(A.dtype)
+        if len(A) == 1:
+            W, column = self._times(A[0], None if b is None else b[0, :, 0])
+            return W.unsqueeze(0), None if column is None else column[None, :, None]
+        W = self._ww.times(A)
         if self.wb is None or self.bb is None or b is None:
             return W, None
         return W + b * self.wb, torch.baddbmm(b * self.bb, A, self.wb.mT)
 
+    def _times(self, A: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        W = self._ww.times(A)
+        if self._row is None or b is None:
+            return W, None
+        return torch.addr(W, b, self._row), torch.addmv(self._corner * b, A, self._row)
+
     def times_rows(self, A: Tensor) -> tuple[Tensor, Tensor | None]:
         """[A, 1] (c P) for the rows A (k, n) of the only group; the second is (k,)."""
-        assert isinstance(self._ww, Packed)
         W = self._ww.times(A, self._row)
         return W, None if self._row is None else torch.addmv(self._corner, A, self._row)
 
@@ -116,8 +127,7 @@ class Dense:
         return {k: v for k, v in held.items() if v is not None}
 
     def bytes(self) -> int:
-        ww = self._ww.bytes() if isinstance(self._ww, Packed) else _bytes(self._ww)
-        return ww + _bytes(self.wb) + _bytes(self.bb)
+        return self._ww.bytes() + _bytes(self.wb) + _bytes(self.bb)
 
 
 class Spectral:
@@ -250,12 +260,12 @@ class Projection:
         """The projection that also knows this task."""
         new = self._like()
         known = task.P if isinstance(task, Recursion) else task.total
-        if not torch.isfinite(known).all():
+        if not torch.isfinite(known.sum()):
             raise FloatingPointError("the curvature of this task is not finite")
         if isinstance(task, Recursion):
             new._recursive = task.P.clone()
         else:
-            new._H = (task.total + task.total.transpose(1, 2)).div_(2)
+            new._H = task.total.triu().add_(task.total.triu(1).transpose(1, 2))
             if self._H is None:
                 new._H.diagonal(dim1=1, dim2=2).add_(self.alpha)
             else:
@@ -281,10 +291,13 @@ class Projection:
         """c P of the H or P that is held, ready to be multiplied."""
         if self._H is not None and self._set_spectral(self._H):
             return self
-        P = self._inverse(self._H) if self._H is not None else self._recursive
-        assert P is not None
+        if self._H is not None:
+            P = self._inverse(self._H)
+        else:
+            assert self._recursive is not None
+            P = self._recursive.clone()
         self.c = self.dim * self.groups / float(P.diagonal(dim1=1, dim2=2).sum())
-        self.applied = Dense.of((self.c * P).to(self.device), self.bias, self.dtype)
+        self.applied = Dense.of(P.mul_(self.c).to(self.device), self.bias, self.dtype)
         return self
 
     def bytes(self) -> int:
@@ -326,22 +339,23 @@ class Projection:
             n = self.dim - self.bias
             shapes = {"ww": (self.groups, n, n), "wb": (self.groups, 1, n), "bb": (self.groups, 1, 1)}
             for key, value in state["applied"].items():
-                wanted = self.dtype if key in ("ww", "U") else self.wide
-                if value.dtype != wanted:
-                    found.append(f"{key} was saved in {value.dtype}, the weights here ask for {wanted}")
-                elif key in shapes and value.shape != shapes[key]:
+                if key in shapes and value.shape != shapes[key]:
                     found.append(f"{key} has shape {tuple(value.shape)}, expected {shapes[key]}")
         return found
 
     def restored(self, state: dict[str, Any]) -> Projection:
-        """A projection like this one, holding what `state_dict` saved."""
+        """A projection like this one, holding what `state_dict` saved; c P is made anew where another processor, or the
+        weights' own precision, asks for another dtype than it was saved in."""
         new = self._like()
         home = _matrix_device(self.device)
         new.c = float(state["c"])
         new._H = state["H"].to(home, torch.float64, copy=True) if "H" in state else None
         new._recursive = state["P"].to(home, torch.float64, copy=True) if "P" in state else None
         if "applied" in state:
-            new.applied = _applied({k: v.to(self.device, copy=True) for k, v in state["applied"].items()})
+            held = state["applied"]
+            if (held["ww"] if "ww" in held else held["U"]).dtype != self.dtype:
+                return new._ready()
+            new.applied = _applied({k: v.to(self.device, copy=True) for k, v in held.items()})
         return new
 
     def _like(self) -> Projection:
@@ -367,8 +381,8 @@ class Projection:
             shifted = H if jitter == 0.0 else H + (jitter * scale)[:, None, None] * torch.eye(self.dim).to(H)
             L, info = torch.linalg.cholesky_ex(shifted)
             if not info.any():
-                inverse = self.alpha * torch.cholesky_inverse(L)
-                if torch.isfinite(inverse).all():
+                inverse = torch.cholesky_inverse(L).mul_(self.alpha)
+                if torch.isfinite(inverse.sum()):
                     return inverse
         raise FloatingPointError(
             f"H is not positive definite even with 1e-8 of its mean diagonal added: alpha = {self.alpha} vanishes "

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import platform
 import statistics
 import subprocess
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +34,7 @@ FORMAT = 2
 
 def write(path: Path, record: dict[str, Any]) -> None:
     """A run's record; one line holds one key."""
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in record.items())
     put(path, f"{{\n{lines}\n}}\n")
 
 
@@ -42,17 +44,28 @@ def put(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """One run's record; a file that is none is named."""
+    """One run's record, with all that a table or a report takes from it; a file that is none is named."""
     try:
         record = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        json.dumps(record, allow_nan=False, ensure_ascii=False).encode()  # no NaN, and no half of a character
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no result of a run ({error}). Delete it and run again") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         found = record.get("format") if isinstance(record, dict) else type(record).__name__
         raise ValueError(f"{path} has format {found!r}, this version of rgo reads {FORMAT}")
-    if "settings" in record:
-        record["settings"] = _complete(record["settings"])
+    try:
+        _check(record)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{path} {error}. Delete it and run again") from None
+    record["settings"] = _complete(record["settings"])
     return record
+
+
+def difference(held: dict[str, Any], run: dict[str, Any]) -> str:
+    """In what a file is of another run than this: its benchmark, method, seed and settings; empty where in nothing."""
+    names = ("benchmark", "method", "seed")
+    a, b = ({**{k: each[k] for k in names}, **_complete(each["settings"])} for each in (held, run))
+    return ", ".join(f"{k} is {a.get(k)!r}, not {b.get(k)!r}" for k in {**b, **a} if a.get(k) != b.get(k))
 
 
 def load(folder: Path | str) -> list[dict[str, Any]]:
@@ -87,18 +100,29 @@ def save(path: Path, state: dict[str, Any]) -> None:
     _replace(path, lambda file: torch.save(state, file))
 
 
-def restore(path: Path, settings: dict[str, Any], device: torch.device) -> dict[str, Any] | None:
-    """A checkpoint of a run with these settings; None where there is none, or none that can be read."""
+def restore(path: Path, run: dict[str, Any], device: torch.device) -> dict[str, Any] | None:
+    """A checkpoint of this run (its benchmark, method, seed and settings); None where there is none."""
     if not path.exists():
         return None
-    try:
+    with restoring(path):
+        with zipfile.ZipFile(path) as parts:  # torch does not look at the checksums
+            if (damaged := parts.testzip()) is not None:
+                raise ValueError(f"{damaged} does not have its checksum")
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:
-        why = str(error).partition("\n")[0].partition(". ")[0]
-        raise ValueError(f"the checkpoint {path} is damaged ({why}). Delete it to begin the run anew") from None
-    if _complete(state.get("settings")) != settings:
-        raise ValueError(f"the checkpoint {path} belongs to a run with other settings. Delete it, or use another --out")
+        other = difference(state, run)
+    if other:
+        raise ValueError(f"the checkpoint {path} belongs to another run: {other}. Delete it, or use another --out")
     return state
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """Whatever fails while a checkpoint is taken in says which it is, and what to do."""
+    try:
+        yield
+    except Exception as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0].partition(". ")[0]
+        raise ValueError(f"the checkpoint {path} is damaged ({why}). Delete it to begin the run anew") from None
 
 
 def environment(threads: int, device: torch.device) -> dict[str, Any]:
@@ -131,9 +155,40 @@ def commit() -> str | None:
     return head + ("+changes" if edited else "")
 
 
-def _complete(settings: Any) -> Any:
+def _complete(settings: dict[str, Any]) -> dict[str, Any]:
     """A run's settings; those written before `dtype` was one of them are of float32."""
-    return {"dtype": "float32", **settings} if isinstance(settings, dict) else settings
+    return {"dtype": "float32", **settings}
+
+
+_KINDS = {
+    **dict.fromkeys(("benchmark", "model", "method"), str),
+    "seed": int,
+    **dict.fromkeys(("settings", "changed", "train_accuracy", "timing", "environment"), dict),
+    "accuracy": list,
+    **dict.fromkeys(("memory", "parameters", "capacity"), int | float),
+}
+
+
+def _check(record: dict[str, Any]) -> None:
+    """That a record has what a table and a report are made of, each of its type."""
+    for key, kind in _KINDS.items():
+        if key not in record:
+            raise ValueError(f"has no {key!r}")
+        if not isinstance(record[key], kind):
+            raise ValueError(f"has {key!r} of the wrong type: {type(record[key]).__name__}")
+    train, timing = (record[key] for key in ("train_accuracy", "timing"))
+    lists = {f"accuracy {k}": row for k, row in enumerate(record["accuracy"], start=1)}
+    lists |= {f"train_accuracy {part}": train.get(part) for part in ("diagonal", "final")}
+    lists |= {f"timing {part}": timing.get(part) for part in ("train", "end_task", "evaluate")}
+    for name, values in lists.items():
+        if not isinstance(values, list) or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
+            raise ValueError(f"has {name!r} that is no list of numbers")
+    average_accuracy(record["accuracy"])  # has a row per task
+    tasks, rows = record["settings"].get("tasks"), len(record["accuracy"])
+    if tasks is not None and tasks != rows:
+        raise ValueError(f"holds {rows} of {tasks} tasks")
+    if not train["final"]:
+        raise ValueError("has no 'train_accuracy final'")
 
 
 @contextmanager

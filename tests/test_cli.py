@@ -261,7 +261,7 @@ def test_an_error_in_a_run_is_a_line_and_not_a_traceback(tmp_path: Path, monkeyp
         ("", "holds no [[runs]]: give benchmark, methods and seeds for each"),
         ("runs = 3", "holds no [[runs]]"),
         ("runs = [1]", "holds no [[runs]]"),
-        ("[[run]]\nbenchmark = 'digits'", "unknown ['run']; a suite holds [[runs]] only"),
+        ("[[run]]\nbenchmark = 'digits'", "unknown ['run']; a suite holds [[runs]], and [paper]"),
         ("[[runs]", "Expected"),
         ("[[runs]]\nbenchmark = 'digits'\nmethod = ['sgd']", "number 1: unknown 'method'; did you mean 'methods'?"),
         ("[[runs]]\nmethods = ['sgd']", "number 1: missing benchmark"),
@@ -295,6 +295,14 @@ def test_a_suite_takes_the_first_seed_of_every_cell_first(tmp_path: Path, asked:
     )
     assert invoke("suite", file).exit_code == 0
     assert [(e.seed, e.method) for e in asked] == [(0, "sgd"), (0, "ewc"), (0, "gpm"), (1, "sgd"), (1, "ewc")]
+
+
+@pytest.mark.parametrize(("name", "runs"), [("table1", 175), ("table3", 20)])
+def test_the_suites_of_the_papers_tables_are_suites(
+    name: str, runs: int, tmp_path: Path, asked: list[Experiment]
+) -> None:
+    assert invoke("suite", Path(__file__).parents[1] / "experiments" / f"{name}.toml").exit_code == 0
+    assert len(asked) == runs
 
 
 # ---- a full disk ------------------------------------------------------------------------------------------------
@@ -517,19 +525,12 @@ def test_doctor_looks_at_gpus_and_at_mps(mps: bool, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "GPU")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda i: (2**30, 2**31))
     monkeypatch.setattr(torch, "zeros", lambda *sizes, device=None: zeros(*sizes))
-    monkeypatch.setattr(cli_doctor, "_runs", lambda name: mps)
+    monkeypatch.setattr(cli_doctor, "mps_runs", lambda: mps)
     code, seen = look()
     assert code == 0
     assert seen["cuda:0"]["found"] == "GPU, 1 of 2 GiB free"
     assert seen["MPS"]["state"] == ("ok" if mps else "note")
     assert mps or seen["MPS"]["todo"].endswith("nvidia-cuda-mps-control -d")
-
-
-def test_doctor_knows_which_processes_run() -> None:
-    if not Path("/proc/self/comm").exists():
-        pytest.skip("no /proc")
-    assert cli_doctor._runs(Path("/proc/self/comm").read_text().strip())
-    assert not cli_doctor._runs("no such process")
 
 
 def test_memory_is_what_the_machine_and_the_container_leave(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rgo.benchmarks import Task, batches, order
 from rgo.experiment import DTYPES, experiment
 from rgo.methods import METHODS, Method, make
-from rgo.runner import _Captured, _Eager
+from rgo.runner import _Captured, _Eager, _on
 
 SIDE, CLASSES, STEPS = 4, 6, 60
 WIDTH = SIDE * SIDE
@@ -65,11 +65,8 @@ def stream(split: bool = False, tasks: int = 3, n: int = 60) -> list[Task]:
     return made
 
 
-def moved(task: Task, *where: Any) -> Task:
-    """The task with its inputs in another precision, or all of it on another device."""
-    (a, b), (c, d) = task.train, task.test
-    labels = [y if isinstance(where[0], torch.dtype) else y.to(*where) for y in (b, d)]
-    return Task(task.id, (a.to(*where), labels[0]), (c.to(*where), labels[1]), task.classes)
+def moved(task: Task, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Task:
+    return _on(task, torch.device(device), dtype)
 
 
 def pieces(task: Task, size: int = 25) -> Iterator[tuple[Tensor, Tensor]]:
@@ -343,7 +340,7 @@ def test_the_watch_for_host_trips_sees_them() -> None:
 @plain_or_encoded
 @shared_or_split
 def test_a_captured_step_does_what_an_eager_one_does(case: Case, split: bool, encode: bool | None) -> None:
-    tasks = [moved(task, "cuda") for task in stream(split)]
+    tasks = [moved(task, device="cuda") for task in stream(split)]
 
     def trained(kind: type[_Captured] | type[_Eager]) -> tuple[Method, Tensor]:
         method, losses = made(case, split, encode, where="cuda"), torch.zeros(len(tasks), STEPS, device="cuda")

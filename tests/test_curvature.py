@@ -4,6 +4,8 @@ import torch
 from torch import nn
 
 import rgo
+from rgo.layers import describe
+from rgo.projection import CurvatureSum
 
 ALPHA = 0.01
 CLASSES = 3
@@ -138,6 +140,64 @@ def test_inputs_as_curvature_is_owm(kind):
         learned(model, [(x, y)], curvature="inputs"),
         references.input_curvature(plain, names(plain), x, alpha=ALPHA),
     )
+
+
+CONVOLUTIONS = {
+    "plain": lambda: nn.Conv2d(4, 6, 3, padding=1),
+    "strided": lambda: nn.Conv2d(4, 6, (3, 2), stride=2, dilation=(1, 2)),
+    "groups": lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2),
+    "depthwise": lambda: nn.Conv2d(4, 4, 3, padding=(0, 1), groups=4),
+    "reflected": lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="reflect"),
+    "uneven": lambda: nn.Conv2d(4, 6, 2, padding="same"),
+    "one dimension": lambda: nn.Conv1d(4, 6, 3, padding=1, groups=2),
+    "three dimensions": lambda: nn.Conv3d(4, 6, 2, padding=1, stride=2),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def test_a_convolutions_gradients_are_those_that_its_rows_and_columns_give(kind, dtype):
+    torch.manual_seed(0)
+    layer = CONVOLUTIONS[kind]().to(dtype)
+    x = torch.randn(3, 4, *[5, 6, 4][: layer.weight.dim() - 2], dtype=dtype)
+    matrix = describe(layer)
+    delta = torch.randn_like(layer(x)).detach()
+    X, D = (rows.unflatten(0, (3, -1)) for rows in (matrix.rows(x), matrix.deltas(delta)))
+    found = matrix.gradients(delta, x, layer.weight.detach())
+    exact = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-11}
+    torch.testing.assert_close(found, torch.einsum("brgo,brgn->bgon", D, X), **exact)
+    columns = matrix.to_columns(x).reshape(matrix.groups, matrix.inputs, matrix.count(x))
+    assert torch.equal(columns, matrix.rows(x).permute(1, 2, 0))
+
+
+def test_a_layer_that_serves_twice_adds_up_each_samples_gradients_before_they_are_squared():
+    class Twice(nn.Sequential):
+        def forward(self, x):
+            return self[2](self[1](torch.tanh(self[0](torch.tanh(self[0](x))))))
+
+    model, plain = pair(lambda: Twice(nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, CLASSES)))
+    x, y = data((2, 4, 4))
+    expected = references.curvature(plain, ["0", "2"], x, y, references.true_class(), alpha=ALPHA)
+    assert_H(learned(model, [(x, y)]), expected)
+
+
+@pytest.mark.parametrize("outputs", [4, 12])
+@pytest.mark.parametrize("side", [1, 3])
+def test_half_of_a_wide_layers_sum_is_multiplied_and_the_whole_is_right(side, outputs):
+    def make():
+        first = nn.Linear(450, outputs) if side == 1 else nn.Conv2d(50, outputs, 3, padding=1)
+        return nn.Sequential(first, nn.Tanh(), nn.Flatten(), nn.Linear(outputs * side**2, CLASSES))
+
+    model, plain = pair(make)
+    x, y = data((450,) if side == 1 else (50, side, side))
+    expected = references.curvature(plain, ["0", "3"], x, y, references.true_class(), alpha=ALPHA)
+    assert len(expected["0"][0]) == 451 > 2 * CurvatureSum.BLOCK
+    assert_H(learned(model, [(x, y)]), expected)
+    single, _ = pair(make)
+    learner = learned(single.float(), [(x.float(), y)])
+    assert_H(learner, expected, rtol=1e-4)
+    assert torch.equal(learner.projections["0"].H, learner.projections["0"].H.T)
 
 
 @pytest.mark.parametrize("kind", ["convnet", "tokens"])

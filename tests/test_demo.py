@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import rgo.cli
-from rgo import cli_demo, results
+from rgo import results
 from rgo.experiment import experiment
 from rgo.runner import run
 
@@ -40,7 +40,7 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, opened: list[str]
     assert f"The report: {page}\n" in shown.stdout
     assert "<svg" in page.read_text()
     table, text = shown.stdout.partition("ACC: ")[0], (tmp_path / "report" / "permuted-mnist.md").read_text()
-    for method in cli_demo.METHODS:
+    for method in rgo.cli.DEMO:
         e = experiment("permuted-mnist", method, 0, tasks=2, steps=20)
         acc = results.table([results.read(e.path(tmp_path))])[0]["acc"]
         assert f"{method} " in table
@@ -56,7 +56,7 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, opened: list[str]
 def test_the_demo_stopped_by_ctrl_c_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[str]
 ) -> None:
-    monkeypatch.setattr(cli_demo, "METHODS", ("sgd", "rgo"))
+    monkeypatch.setattr(rgo.cli, "DEMO", ("sgd", "rgo"))
 
     def run_all(wanted, out, **options):
         run(wanted[0], out)
@@ -82,7 +82,7 @@ def test_the_demo_stopped_by_ctrl_c_goes_on_where_it_was(
 def test_the_page_opens_where_there_is_a_display_or_as_asked(
     screen: bool, arguments: tuple[str, ...], shows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened
 ) -> None:
-    monkeypatch.setattr(cli_demo, "METHODS", ("sgd",))
+    monkeypatch.setattr(rgo.cli, "DEMO", ("sgd",))
     in_this_process(monkeypatch)
     monkeypatch.setattr("sys.platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
@@ -94,7 +94,7 @@ def test_the_page_opens_where_there_is_a_display_or_as_asked(
 
 
 def test_without_a_browser_the_demo_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_demo, "METHODS", ("sgd",))
+    monkeypatch.setattr(rgo.cli, "DEMO", ("sgd",))
     monkeypatch.setattr(webbrowser, "open", lambda page: False)
     in_this_process(monkeypatch)
     shown = demo(tmp_path, "--open")

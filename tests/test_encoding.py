@@ -551,3 +551,26 @@ def test_training_through_permutations_is_deterministic_to_the_bit(kind):
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@pytest.mark.parametrize("count", [3, 40])  # fewer rows than outputs, and more: both ways to project
+@pytest.mark.parametrize("encode", [False, True])
+def test_a_penalty_on_gradients_of_weights_is_differentiated_through_the_wiring(encode, count):
+    torch.manual_seed(0)
+    widths = ((6, 12), (12, 12), (12, 4))
+    model = nn.Sequential(*(part for n, o in widths for part in (nn.Linear(n, o), nn.Tanh()))).double()
+    learner = rgo.RGO(model, encode=encode)
+    x, y = torch.randn(count, 6).double(), torch.randint(4, (count,))
+
+    def penalty(x):
+        grads = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()), create_graph=True)
+        return sum(grad.square().sum() for grad in grads)
+
+    learner.begin_task(0)
+    F.cross_entropy(model(x), y).backward()
+    learner.end_task([(x, y)])
+    learner.begin_task(1)
+    leaf, direction = x.clone().requires_grad_(), torch.randn_like(x)
+    (found,) = torch.autograd.grad(penalty(leaf), leaf)
+    ahead, behind = (penalty(x + step * direction).detach() for step in (1e-5, -1e-5))
+    torch.testing.assert_close((found * direction).sum(), (ahead - behind) / 2e-5, rtol=1e-6, atol=1e-9)

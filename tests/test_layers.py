@@ -482,6 +482,37 @@ def test_a_gradient_penalty_arrives_as_its_true_second_order_gradient_projected(
 
 
 @pytest.mark.parametrize("count", [2, 20])
+@pytest.mark.parametrize(("kind", "widths"), [("mlp", {"2": 13, "4": 14}), ("conv", {"2": 24, "5": 24})])
+def test_a_gradient_penalty_is_right_through_a_tasks_wiring_too(kind, widths, count):
+    make, shape, names = DIFFERENTIABLE[kind]
+    model, plain = pair(make)
+    x, y = data(shape, 5)
+    orders = [{name: rgo.permutation(task, width).tolist() for name, width in widths.items()} for task in (0, 1)]
+    second_task(model, x, y, encode=True)
+    with references.wired(plain, orders[0]):
+        H = curvature(plain, names, x, y)
+    x, y = data(shape, count, seed=1)
+    penalised(model, x, y).backward()
+    with references.wired(plain, orders[1]):
+        expected = references.projected(references.gradients(plain, names, penalised(plain, x, y)), H, ALPHA)
+    assert_gradients(model, expected)
+
+
+@pytest.mark.parametrize("large", ["input", "weight"])
+def test_a_tasks_wiring_permutes_the_smaller_of_input_and_weight(large):
+    size = 12 if large == "input" else 4
+    model = Around(nn.Conv2d(6, 2, 3), 2, nn.Conv2d(2, 6, 1)).double()
+    second_task(model, *data((2, 4, 4), 5), encode=True)
+    h = model.layer(model.stem(data((2, size, size), 1)[0]))
+    node, seen = [h.grad_fn], set()
+    while node:
+        seen.add(node[-1])
+        node += [parent for parent, _ in node.pop().next_functions if parent is not None]
+    assert any("Gather" in each.name() for each in seen) == (large == "weight")
+    assert any("ProjectPair" in each.name() for each in seen)
+
+
+@pytest.mark.parametrize("count", [2, 20])
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
 def test_the_input_gradient_is_never_projected(kind, count):
     _, model, plain, _, _ = learned(kind)
@@ -554,6 +585,60 @@ def test_functional_calls_with_other_parameters_give_their_projected_gradients(c
     plain.load_state_dict(model.state_dict())  # and the model's own gradients afterwards are as ever
     loss(model(x), y).backward()
     assert_gradients(model, references.projected(references.gradients(plain, names, loss(plain(x), y)), H, ALPHA))
+
+
+@pytest.mark.parametrize("count", [2, 20])
+@pytest.mark.parametrize("kind", ["mlp", "conv"])
+def test_what_changes_between_two_steps_is_noticed(kind, count):
+    """A layer remembers how its last step went; whatever of it no longer holds is looked up again."""
+    learner, model, *_ = learned(kind, encode=True)
+    shape = DIFFERENTIABLE[kind][1]
+    x, y = data(shape, count, seed=1)
+    first, *_, last = model.children()
+
+    def gradients(remember, x=x, y=y):
+        for site in learner._sites.values():
+            site.lane = site.lane if remember else None
+        model.zero_grad()
+        loss(model(x), y).backward()
+        return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+    def assert_noticed(*batch):
+        for with_lane, without in zip(gradients(True, *batch), gradients(False, *batch)):
+            assert (with_lane is None and without is None) or torch.equal(with_lane, without)
+
+    gradients(True)
+    assert all(site.lane is not None for site in learner._sites.values())
+    assert_noticed()
+    gradients(True)
+    assert_noticed(*data(shape, 22 - count, seed=2))  # as many rows as take the other path
+    gradients(True)
+    with learner.task(0):  # another task's wiring
+        plain_answer = model(x).detach()
+        assert_noticed()
+    gradients(True)
+    with learner.task(0), torch.no_grad():
+        torch.testing.assert_close(model(x), plain_answer)
+    last.weight.requires_grad_(False)
+    last.bias.requires_grad_(False)
+    model.zero_grad()
+    loss(model(x), y).backward()
+    assert last.weight.grad is None
+    assert last.bias.grad is None
+    last.weight.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="was trained when its P was made and is not now"):
+        model(x)
+    last.bias.requires_grad_(True)
+    gradients(True)
+    with pytest.raises(TypeError, match=r"got an input of torch\.int64"):
+        first(x.long())
+    with torch.no_grad():
+        assert model(x).grad_fn is None
+    learner.end_task([(x, y)])
+    with pytest.raises(RuntimeError, match="outside any task"):
+        model(x)
+    learner.begin_task(2)
+    assert_noticed()
 
 
 @pytest.mark.parametrize("count", [2, 20])

@@ -27,12 +27,14 @@ from rgo.suite import work
 
 T = TypeVar("T")
 MODELS = """
-import os
+import os, time
 from pathlib import Path
 from rgo.models import mlp
 
+HERE = Path(__file__).parent
+
 def _counted(name):
-    with Path(__file__).with_name(name).open("a") as file:
+    with (HERE / name).open("a") as file:
         file.write("x")
         return file.tell()
 
@@ -44,6 +46,17 @@ def dies_once(seed):
     if _counted("died-once") == 1:
         os._exit(3)
     return mlp(seed=seed, inputs=196)
+
+def waits(seed):
+    steps = 0
+    def wait(module, inputs):
+        nonlocal steps
+        steps += 1
+        while steps == 50 and not (HERE / "go-on").exists():
+            time.sleep(0.05)
+    model = mlp(seed=seed, inputs=196)
+    model.register_forward_pre_hook(wait)
+    return model
 """
 
 
@@ -65,18 +78,29 @@ def machines() -> Iterator[Cluster]:
         made.shutdown()
 
 
-def start(folder: Path, machines: Cluster, *runs: str, every: int = 50) -> "subprocess.Popen[str]":
-    """`rgo suite` in a folder, on the cluster."""
-    (folder / "suite.toml").write_text("".join(f"[[runs]]\nbenchmark = 'digits'\n{each}\n" for each in runs))
-    options = ("--ray", machines.address, "--out", "out", "--checkpoint-every", str(every), "--json")
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The models above, as a module of the test's own."""
+    (tmp_path / f"{tmp_path.name}.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path.name + ":{}"
+
+
+def start(folder: Path, machines: Cluster, *models: str, methods: str = "sgd") -> "subprocess.Popen[str]":
+    """`rgo suite` in a folder, on the cluster: short runs of these models."""
+    each = f"benchmark = 'digits'\nmethods = {methods.split()}\ntasks = 2\nsteps = 60\nmodel = "
+    (folder / "suite.toml").write_text("".join(f"[[runs]]\n{each}'{name}'\n" for name in models))
+    options = ("--ray", machines.address, "--out", "out", "--checkpoint-every", "20", "--json")
     command = [sys.executable, "-m", "rgo.cli", "suite", "suite.toml", *options]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def until(look: Callable[[], T | None], what: str) -> T:
+def until(look: Callable[[], T | None], shell: "subprocess.Popen[str]") -> T:
+    """What is to be seen while the suite is at work, as soon as it is."""
     deadline = time.monotonic() + 60
     while (seen := look()) is None:
-        assert time.monotonic() < deadline, what
+        assert shell.poll() is None, shell.communicate()[1]
+        assert time.monotonic() < deadline
         time.sleep(0.02)
     return seen
 
@@ -85,31 +109,40 @@ def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def at_work_on(raylet: int, paths: list[Path]) -> tuple[Path, int] | None:
-    """A run that is past a checkpoint on this machine, and its process."""
-    for path in paths:
-        lock = path.with_suffix(".lock")
-        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
-            process = int(lock.read_text())
-            if parent(process) == raylet and path.with_suffix(".step").exists():
-                return path, process
-    return None
+def process_on(raylet: int, path: Path) -> int | None:
+    """The process that does this run, if it is one of this machine's and past a checkpoint."""
+    if not path.with_suffix(".step").exists():
+        return None
+    process = int(path.with_suffix(".lock").read_text())
+    return process if parent(process) == raylet else None
 
 
-def test_a_suite_outlives_one_of_its_machines(machines: Cluster, tmp_path: Path) -> None:
+def at_work() -> list[str]:
+    """What tasks of Ray, whose processes it names by them, are doing."""
+    named = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            named.append(file.read_text().rstrip("\0"))
+    return [name for name in named if name.startswith("ray::digits ")]
+
+
+def test_a_suite_outlives_one_of_its_machines(machines: Cluster, model: str, tmp_path: Path) -> None:
     machine = machines.add_node(num_cpus=1)
     raylet = machine.all_processes["raylet"][0].process.pid
-    experiments = [experiment("digits", m, 0, tasks=2, steps=800) for m in ("rgo", "ewc")]
+    waits = model.format("waits")
+    experiments = [experiment("digits", m, 0, model=waits, tasks=2, steps=60) for m in ("rgo", "ewc")]
     paths = [e.path(tmp_path / "out") for e in experiments]
-    with start(tmp_path, machines, "methods = ['rgo', 'ewc']\ntasks = 2\nsteps = 800") as shell:
-        path, process = until(lambda: at_work_on(raylet, paths), "a run is at work on the second machine")
+    with start(tmp_path, machines, waits, methods="rgo ewc") as shell:
+        # Both wait in their fiftieth step, one on each machine.
+        there = until(lambda: {path: p for path in paths if (p := process_on(raylet, path))} or None, shell)
+        ((path, process),) = there.items()
         os.kill(raylet, signal.SIGKILL)
         os.kill(process, signal.SIGKILL)
-        assert not path.exists()
+        (tmp_path / "go-on").touch()
         said, warned = shell.communicate(timeout=120)
     machines.remove_node(machine, allow_graceful=False)
     assert shell.returncode == 0, warned
-    assert f"digits {path.parent.name} seed 0: lost with " in warned
+    assert warned.count(f"{path.parent.name} seed 0: lost with ") == warned.count("lost") == 1
     assert "raylet" not in said + warned  # what Ray itself would say, at length
     assert [row["method"] for row in json.loads(said)] == ["rgo", "ewc"]
     for e, path in zip(experiments, paths):
@@ -119,37 +152,40 @@ def test_a_suite_outlives_one_of_its_machines(machines: Cluster, tmp_path: Path)
 
 
 def test_a_run_that_raises_is_not_tried_again_and_one_whose_process_dies_is(
-    machines: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machines: Cluster, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RGO_DATA", "data")  # of this folder
-    (tmp_path / "of_mine.py").write_text(MODELS)
-    names = ("raises", "dies_once")
-    runs = [f"methods = ['sgd']\nmodel = 'of_mine:{name}'\ntasks = 2\nsteps = 20" for name in names]
-    with start(tmp_path, machines, *runs, "methods = ['sgd']\ntasks = 2\nsteps = 20") as shell:
+    with start(tmp_path, machines, *(model.format(name) for name in ("raises", "dies_once")), "mlp") as shell:
         said, warned = shell.communicate(timeout=120)
     assert shell.returncode == 1, warned
-    run_of = "digits sgd+model=of_mine:{}+steps=20+tasks=2 seed 0: "
-    assert run_of.format("raises") + f"failed: ValueError: no such layer in {tmp_path / 'data'}\n" in warned
-    assert warned.count(run_of.format("dies_once") + "lost with its process on ") == 1
+    seed = "+steps=60+tasks=2 seed 0: "
+    assert f":raises{seed}failed: ValueError: no such layer in {tmp_path / 'data'}\n" in warned
+    assert warned.count(f":dies_once{seed}lost with its process on ") == warned.count("lost") == 1
     assert warned.count("failed") == 1
     assert (tmp_path / "raised").read_text() == "x"
     assert (tmp_path / "died-once").read_text() == "xx"
-    assert len(json.loads(said)) == 2, warned
+    assert [row["model"].rpartition(":")[2] for row in json.loads(said)] == ["dies_once", "mlp"]
 
 
-def test_ctrl_c_stops_the_work_on_the_cluster_and_it_can_be_gone_on_with(machines: Cluster, tmp_path: Path) -> None:
-    e = experiment("digits", "sgd", 0, tasks=2, steps=3000)
+def test_ctrl_c_stops_the_work_on_the_cluster_and_it_can_be_gone_on_with(
+    machines: Cluster, model: str, tmp_path: Path
+) -> None:
+    e = experiment("digits", "sgd", 0, model=model.format("waits"), tasks=2, steps=60)
     path = e.path(tmp_path / "out")
-    with start(tmp_path, machines, "methods = ['sgd', 'rgo']\ntasks = 2\nsteps = 3000") as shell:
-        until(lambda: path.with_suffix(".step").exists() or None, "a run is at work")
+    with start(tmp_path, machines, model.format("waits"), methods="sgd ewc") as shell:
+        until(lambda: path.with_suffix(".step").exists() or None, shell)
+        time.sleep(2)  # where the other run would begin if the cluster's one CPU were not taken
+        named = at_work()
         shell.send_signal(signal.SIGINT)
         warned = shell.communicate(timeout=60)[1]
     assert shell.returncode == 130, warned
     assert "the same command goes on" in warned
     assert "Traceback" not in warned
-    assert path.with_suffix(".step").exists()
+    assert named == [f"ray::digits {e.name} seed 0"]
     with _locked(path.with_suffix(".lock")):  # nobody is at work on it any more
+        assert path.with_suffix(".step").exists()
         assert not path.exists()
+    (tmp_path / "go-on").touch()
     for out in ("out", "whole"):
         run(e, tmp_path / out)
     assert same(path) == same(e.path(tmp_path / "whole"))

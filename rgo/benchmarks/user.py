@@ -27,7 +27,7 @@ def stream(items: Iterable[Any], ids: Sequence[int | str] | None = None, *, mask
         ids: the tasks' names; 0, 1, 2, ... by default.
         masked: whether a task chooses among its own classes only. By default it does when no two tasks share a class.
 
-    >>> import rgo
+    >>> import torch, rgo
     >>> def task(first):
     ...     return torch.randn(20, 4), torch.randint(first, first + 2, (20,))
     >>> tasks = rgo.stream([(task(0), task(0)), (task(2), task(2))], ids=["animals", "tools"])

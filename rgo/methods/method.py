@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..benchmarks import Task
+from ..curvature import require
 from ..rgo import RGO
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -34,6 +35,7 @@ class Method(ABC):
     """Those of them that do not change inside a task: a checkpoint taken there leaves them out."""
 
     def __init__(self, model: nn.Module, *, lr: float = 0.1, encode: bool = False) -> None:
+        require(encode in (True, False), f"encode is True or False, got {encode!r}")
         self.model, self.lr = model, lr
         self.optimizer = torch.optim.SGD(model.parameters(), lr=lr)
         self.wiring = RGO(model, project=False) if encode else None  # FEL without projection, for any baseline

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..benchmarks import Task
+from ..curvature import require
 from ..encoding import permutation
 from ..rgo import RGO
 from .method import Batches, Method, cross_entropy, masked
@@ -18,8 +19,9 @@ class RGOMethod(Method):
     """The paper's Algorithm 1. `encode=False` is its RGO-2; `project=False` is feature encoding alone.
 
     The head of a split benchmark is one wide layer whose rows belong to one task each: it is left to plain training.
-    `permute_logits` is the paper's literal FEL, on the logits too. `projection_dtype` names what `rgo.RGO` takes as
-    `dtype`; other options are those of `rgo.RGO`.
+    `permute_logits` is the paper's literal FEL, on the logits too. `projection_dtype` names the precision of the P that
+    is multiplied: by default the weights' own, at least float32, so that a result does not depend on what a processor
+    has; "auto" is what `rgo.RGO` would choose. Other options are those of `rgo.RGO`.
     """
 
     remembers = ("learner",)
@@ -32,12 +34,18 @@ class RGOMethod(Method):
         lr: float = 0.1,
         split_head: str | None = None,
         permute_logits: bool = False,
-        projection_dtype: str | None = "float32",
+        projection_dtype: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(model, lr=lr)
-        dtype: Any = projection_dtype and getattr(torch, projection_dtype, projection_dtype)
-        self.learner = RGO(model, skip=(split_head,) if split_head else (), dtype=dtype, **options)
+        for name, given in (("permute_logits", permute_logits), ("project", options.get("project", True))):
+            require(isinstance(given, bool), f"{name} is True or False, got {given!r}")
+        dtype: Any = None
+        if projection_dtype is None:
+            dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+        elif projection_dtype != "auto":
+            dtype = getattr(torch, projection_dtype, projection_dtype)
+        self.learner = RGO(model, skip=() if split_head is None else (split_head,), dtype=dtype, **options)
         self.permute_logits = permute_logits
 
     def begin_task(self, task: Task, steps: int, seed: int) -> None:

@@ -71,7 +71,6 @@ class RLL(Method):
 
         # The projections of an RGO that does not project stay empty, so what comes back is alpha I + H_j.
         for layer, projection in collect(self.curvature, counted(), task.classes, None).items():
-            assert projection.H is not None
             ridge = self.curvature.alpha * torch.eye(projection.dim).to(projection.H)
             H_j = ((projection.H - ridge) / samples).to(layer.weight)
             self.H[layer.name] = self.H[layer.name] + H_j if layer.name in self.H else H_j
