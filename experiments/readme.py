@@ -163,7 +163,7 @@ def peers(_: Rows) -> str:
     record = json.loads((ROOT / "performance/peers.json").read_text())
     by = {"rgo": "", "avalanche": f", Avalanche {record['peers']['avalanche-lib']}", "authors": ", its authors' code"}
     lines = ["| | seconds | of them at ends of tasks | plain SGD = 1 | ACC / BWT |", "|---|---|---|---|---|"]
-    for row in sorted((r for r in record["rows"] if "ratio" in r), key=lambda r: r["ratio"]):
+    for row in sorted((r for r in record["rows"] if "ratio" in r and r["by"] in by), key=lambda r: r["ratio"]):
         seconds = f"{row['train_seconds'] + row['end_task_seconds']:.0f} | {row['end_task_seconds']:.1f}"
         method, _, variant = row["method"].partition(", ")
         name = f"{METHODS[method]}{f', `{variant}`' if variant else ''}{by[row['by']]}"
@@ -181,7 +181,8 @@ def checked(_: Rows) -> str:
     lines = ["| | by | ACC / BWT here | theirs | apart under the same draws |", "|---|---|---|---|---|"]
     for method, by in result:
         if by != "rgo":
-            whose = {"avalanche": "Avalanche", "authors": "A-GEM's authors" if method == "ewc" else "its authors"}[by]
+            authors = "A-GEM's authors" if method == "ewc" else "its authors"
+            whose = {"avalanche": "Avalanche", "authors": authors, "rgo, any class": "ours, Avalanche's memory"}[by]
             same = apart.get((method, by))
             distance = f"{same['apart']:.0e}, {same['dtype']}" if same else "-"
             lines.append(f"| `{method}` | {whose} | {result[method, 'rgo']} | {result[method, by]} | {distance} |")

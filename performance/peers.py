@@ -114,6 +114,15 @@ class Ours(Contender):
         return self.method.predict(x, task)
 
 
+class OursAnyClass(Ours):
+    """ER-Ring, but with ten samples of each task whatever their classes, as Avalanche keeps them."""
+
+    def end(self, task: Task, x: Tensor, y: Tensor) -> None:
+        super().end(task, x, y)
+        ring, kept = self.method.ring, random.sample(range(len(x)), 10)
+        ring.x[-10:], ring.y[-10:] = x[kept], y[kept]
+
+
 class Avalanche(Contender):
     """A strategy of the library Avalanche on data in memory, without its metrics and loggers."""
 
@@ -408,6 +417,7 @@ def main() -> None:
         **{(name, "rgo"): lambda name=name: Ours(name, **OURS[name]) for name in OURS},
         **{(name, "avalanche"): lambda name=name: Avalanche(name) for name in AVALANCHE},
         ("gpm", "authors"): lambda: AuthorsGPM(given.peers),
+        ("er-ring", "rgo, any class"): lambda: OursAnyClass("er-ring"),
     }
     made = {key: attempt(*key, maker) for key, maker in makers.items()}
     contenders: dict[tuple[str, str], Contender] = {key: one for key, one in made.items() if one is not None}

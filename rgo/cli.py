@@ -267,7 +267,7 @@ def _entry(entry: dict[str, Any]) -> Iterator[Experiment]:
         if not isinstance(value, keys[key]) or isinstance(value, bool):
             raise ValueError(f"{key} = {value!r} is of the wrong type")
         if value in (0, []) or (key == "seeds" and isinstance(value, int) and value < 0):
-            raise ValueError(f"{key} = {value!r}: that is no run at all")
+            raise ValueError(f"{key} = {value!r} gives no run: name at least one")
     if missing := [key for key in ("benchmark", "methods") if key not in entry]:
         raise ValueError(f"missing {' and '.join(missing)}")
     seeds = entry.get("seeds", 1)

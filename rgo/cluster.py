@@ -22,7 +22,7 @@ from ray.util.queue import Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .experiment import Experiment
-from .suite import Outcome, View, title, work
+from .suite import Outcome, View, one_run, title
 
 RETRIES = 3  # times that a run is started again after its process or machine was lost
 PATIENCE = 120  # seconds; a server of NFS 4 gives up the locks of a machine that is gone after 90
@@ -48,17 +48,18 @@ class _Home(NamedTuple):
     process: int
 
 
-def work_all(todo: list[Experiment], out: Path, address: str, gpus: float, options: dict[str, Any]) -> int:
+def on_cluster(todo: list[Experiment], out: Path, address: str, gpus: float, options: dict[str, Any]) -> int:
     """Do the runs on the cluster at the address; returns how many failed."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=out.resolve(), prefix=".shared-") as token, _connected(address):
+        machines = ray.nodes()
         for e in todo:  # Ray would wait for ever
-            if lacking := _lacking(e, gpus):
+            if lacking := _lacking(e, gpus, machines):
                 raise ValueError(lacking)
         # The one process besides the runs is here: where this one is lost, nobody is left to report to.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         messages = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
-        task = ray.remote(num_gpus=gpus, max_retries=RETRIES)(_task)
+        task = ray.remote(num_gpus=gpus, max_retries=RETRIES)(_on_a_machine)
         with View(len(todo)) as view:
             tasks = {
                 task.options(name=title(e), num_cpus=e.settings["threads"]).remote(
@@ -73,10 +74,17 @@ def work_all(todo: list[Experiment], out: Path, address: str, gpus: float, optio
                     ray.cancel(ref)
                 if tasks:
                     ray.wait(list(tasks), num_returns=len(tasks), timeout=10)
-        until = time.monotonic() + PATIENCE  # a network file system may tell late that a file is there
-        while not all(e.path(out).exists() for e in done) and time.monotonic() < until:
-            time.sleep(1)
-    return view.failed
+    for e in (unseen := _unseen(done, out)):
+        view.warn(f"{title(e)}: done, but {e.path(out)} is not to be seen here: make --out a folder that all share")
+    return view.failed + len(unseen)
+
+
+def _unseen(done: list[Experiment], out: Path) -> list[Experiment]:
+    """The runs whose results do not appear: a network file system may tell late that a file is there."""
+    until = time.monotonic() + PATIENCE
+    while (unseen := [e for e in done if not e.path(out).exists()]) and time.monotonic() < until:
+        time.sleep(1)
+    return unseen
 
 
 def _watch(
@@ -87,10 +95,11 @@ def _watch(
     finished = []
     while tasks:
         ended, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=0.5)
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        machines = ray.nodes()
+        alive = {node["NodeID"] for node in machines if node["Alive"]}
         for i in [i for i, home in homes.items() if home.node not in alive]:
             view.remove(todo[i])
-            lacking = _lacking(todo[i], gpus)
+            lacking = _lacking(todo[i], gpus, machines)
             then = f"it waits: {lacking}" if lacking else "another goes on with it"
             view.warn(f"{title(todo[i])}: lost with the machine {homes.pop(i).host}; {then}")
         at_work = set(tasks.values())
@@ -111,7 +120,7 @@ def _watch(
     return finished
 
 
-def _task(number: int, experiment: Experiment, token: Path, messages: Any, options: dict[str, Any]) -> Outcome:
+def _on_a_machine(number: int, experiment: Experiment, token: Path, messages: Any, options: dict[str, Any]) -> Outcome:
     """What a machine of the cluster does."""
     out, host = token.parent, socket.gethostname()
     if not token.exists():
@@ -129,7 +138,7 @@ def _task(number: int, experiment: Experiment, token: Path, messages: Any, optio
                 with contextlib.suppress(TimeoutError):
                     sent.future().result(timeout=10)
 
-    return work(experiment, out, options, report, PATIENCE)
+    return one_run(experiment, out, options, report, PATIENCE)
 
 
 def _outcome(ref: ray.ObjectRef[Outcome]) -> Outcome:
@@ -143,10 +152,10 @@ def _outcome(ref: ray.ObjectRef[Outcome]) -> Outcome:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _lacking(experiment: Experiment, gpus: float) -> str:
-    """Why no machine that the cluster has now will ever do the run; empty where one can."""
+def _lacking(experiment: Experiment, gpus: float, nodes: list[dict[str, Any]]) -> str:
+    """Why none of the cluster's machines will ever do the run; empty where one can."""
     cpus = experiment.settings["threads"]
-    machines = [(n["Resources"].get("CPU", 0), n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"]]
+    machines = [(n["Resources"].get("CPU", 0), n["Resources"].get("GPU", 0)) for n in nodes if n["Alive"]]
     if any(cpus <= c and gpus <= g for c, g in machines):
         return ""
     have = ", ".join(f"{c:g} and {g:g}" for c, g in sorted(set(machines)))

@@ -5,19 +5,34 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from . import models
 from .benchmarks import BENCHMARKS, PROTOCOLS
 from .methods import METHODS
 from .models import MODELS
+from .rgo import RGO
 
-RUN = ("model", "tasks", "steps", "batch_size", "lr", "dtype", "threads")  # settings of the run itself
+RUN = {  # settings of the run itself
+    "model": str,
+    "tasks": int,
+    "steps": int,
+    "batch_size": int,
+    "lr": float,
+    "dtype": str,
+    "threads": int,
+}
 DTYPES = ("float32", "float64", "bfloat16")
+THREADS = 1024  # no machine has use for more
+_UNNAMED = object()  # what the protocol has of a setting it does not name: None would be a value
 
 
 @dataclass(frozen=True)
@@ -59,7 +74,12 @@ def experiment(benchmark: str, method: str, seed: int, **changes: Any) -> Experi
     """
     _known(benchmark, BENCHMARKS, "benchmark")
     _known(method, METHODS, "method")
-    protocol = _protocol(benchmark, method)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed={seed!r}: give a whole number from 0 to 2**63 - 1")
+    changes = {name: _plain(value, name) for name, value in changes.items()}
+    for name, value in changes.items():
+        _check(name, value, RUN.get(name, Any))
+    protocol = _plain(_protocol(benchmark, method))
     settings = {**protocol, **{k: dict(protocol[k]) for k in ("benchmark_options", "model_options", "method_options")}}
     if "model" in changes and changes["model"] != protocol["model"]:
         settings["model"] = changes["model"]
@@ -69,11 +89,19 @@ def experiment(benchmark: str, method: str, seed: int, **changes: Any) -> Experi
     taken = models.arguments(settings["model"])  # None: anything
     if taken is not None:
         settings["model_options"] = {k: v for k, v in settings["model_options"].items() if k in taken}
+    of_method = {**models.parameters(RGO.__init__), **models.parameters(METHODS[method].kind.__init__)}
+    of_benchmark = models.parameters(BENCHMARKS[benchmark])
     owners = {
-        "method_options": METHODS[method].options,
-        "model_options": (taken or set()) - {"seed"},
-        "benchmark_options": set(inspect.signature(BENCHMARKS[benchmark]).parameters) - {"tasks", "seed"},
+        "method_options": {name: of_method[name] for name in METHODS[method].options},
+        "model_options": {name: p for name, p in (taken or {}).items() if name != "seed"},
+        "benchmark_options": {name: p for name, p in of_benchmark.items() if name not in ("tasks", "seed")},
     }
+    reserved = ("benchmark", "method", *RUN, *owners["method_options"])
+    if clash := [name for name in models.needed(settings["model"]) if name in reserved]:
+        raise ValueError(
+            f"model {settings['model']!r} needs {clash[0]!r}, but that name is taken by a setting of the run or of "
+            f"{method}: rename the model's argument"
+        )
     changed: dict[str, Any] = {}
     for name, value in changes.items():
         if name in RUN:
@@ -89,13 +117,21 @@ def experiment(benchmark: str, method: str, seed: int, **changes: Any) -> Experi
                     + (f"; did you mean {near[0]!r}?" if near else ".")
                     + f" Settings: {', '.join(legal)}"
                 )
-            before = protocol[owner].get(name)
+            if name in owners[owner]:
+                _check(name, value, owners[owner][name].annotation)
+            before = protocol[owner].get(name, _UNNAMED)
             settings[owner][name] = value
         if value != before:
             changed[name] = value
     models.check(settings["model"], settings["model_options"])
     _known(settings["dtype"], DTYPES, "dtype")
-    settings, changed = _plain(settings), _plain(changed)
+    for name in ("tasks", "steps", "batch_size", "threads"):
+        if settings[name] < 1:
+            raise ValueError(f"{name}={settings[name]}: give at least 1")
+    if settings["threads"] > THREADS:
+        raise ValueError(f"threads={settings['threads']}: give at most {THREADS}")
+    if settings["lr"] <= 0:
+        raise ValueError(f"lr={settings['lr']}: give a positive number")
     changed.pop("threads", None)  # recorded, and part of the settings, but no departure from anybody's protocol
     return Experiment(benchmark, method, seed, settings, changed)
 
@@ -122,18 +158,85 @@ def _default(function: Callable[..., Any], argument: str) -> Any:
 
 
 def _known(name: str, names: Iterable[str], kind: str) -> None:
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         near = difflib.get_close_matches(str(name), names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, name: str = "") -> Any:
     """As JSON would give it back: a record compares equal to the experiment that made it."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+        return {str(k): _plain(v, name) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v, name) for v in value]
+    if not (value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))):
+        raise ValueError(f"{name}={value}: a setting is text, a finite number, true, false, none, or a list of these")
+    return value
+
+
+def _check(name: str, value: Any, annotation: Any) -> None:
+    """Raise unless a value is what an argument's annotation allows."""
+    if not _fits(value, annotation):
+        raise ValueError(f"{name}={value!r}: give {_told(annotation)}")
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    kind, parts = get_origin(annotation) or annotation, [part for part in get_args(annotation) if part is not ...]
+    if kind in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if kind is Literal:
+        return any(value == part and type(value) is type(part) for part in parts)
+    if kind in (Sequence, list, tuple):
+        return isinstance(value, list) and all(any(_fits(v, part) for part in parts or [Any]) for v in value)
+    if kind is Callable:
+        return False  # which no record can hold
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if kind is NoneType:
+        return value is None
+    return kind not in (bool, str) or isinstance(value, kind)  # any other kind is the function's to check
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "none"}
+
+
+def _told(annotation: Any) -> str:
+    kind, parts = get_origin(annotation) or annotation, [part for part in get_args(annotation) if part is not ...]
+    if kind in (Union, UnionType):
+        return " or ".join(_told(part) for part in parts if get_origin(part) is not Callable)
+    if kind is Literal:
+        return " or ".join(map(repr, parts))
+    if kind in (Sequence, list, tuple):
+        return "a list" + (" of which each is " + " or ".join(map(_told, dict.fromkeys(parts))) if parts else "")
+    return _WORDS.get(kind) or inspect.formatannotation(annotation)
+
+
+def read_value(text: str) -> Any:
+    """A setting's value as it is written: TOML where all of it is (numbers, true, lists, quoted text), else the text.
+
+    >>> [read_value(text) for text in ("0.1", "False", "none", "[32, 16]", "full", "'7'")]
+    [0.1, False, None, [32, 16], 'full', '7']
+    """
+    words = {"none": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    with suppress(tomllib.TOMLDecodeError):
+        tomllib.loads(f"value = {text} .")  # an error right after a value, and none inside a comment
+        return text
+    return found["value"] if len(found) == 1 else text
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else str(value).replace(" ", "")
+    """A value in the name of a folder, so that no other setting reads the same: text is quoted where it has to be."""
+    if isinstance(value, str):
+        return value if read_value(value) is value and not set("+='\"") & set(value) else repr(value)
+    if isinstance(value, list):
+        return "[" + ",".join(repr(v) if isinstance(v, str) else _text(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k!r}:{_text([v])[1:-1]}" for k, v in value.items()) + "}"
+    return str(value)

@@ -269,7 +269,9 @@ def needed(name: str) -> list[str]:
     kinds = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY
     found = [p for p in _parameters(name) or () if p.default is p.empty]
     if by_place := [p.name for p in found if p.kind is p.POSITIONAL_ONLY]:
-        raise ValueError(f"model {name!r} takes {by_place[0]!r} by position only, but is called with names: remove the /")
+        raise ValueError(
+            f"model {name!r} takes {by_place[0]!r} by position only, but is called with names: remove the /"
+        )
     return [p.name for p in found if p.kind not in kinds]
 
 

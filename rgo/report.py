@@ -7,6 +7,7 @@ curves as `<benchmark>.svg`.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import io
 import json
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import matplotlib.style
@@ -126,10 +128,9 @@ def collect(folder: Path) -> Found:
     for path in sorted(folder.rglob("seed-*.json")):
         name = path.relative_to(folder).as_posix()
         try:
-            record = _whole(read(path))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            why = f"has no {error}" if isinstance(error, KeyError) else str(error).replace(str(path), "it")
-            found.unreadable.append((name, why))
+            record = read(path)
+        except ValueError as error:
+            found.unreadable.append((name, str(error).replace(str(path), "it")))
             continue
         settings = {**record["settings"], "threads": None, "tasks": len(record["accuracy"])}
         key = json.dumps([record["benchmark"], record["method"], record["changed"], settings], sort_keys=True)
@@ -160,30 +161,31 @@ def read_published(file: Path | None) -> Published:
     """`[paper.BENCHMARK] METHOD = { acc, acc_std, bwt, bwt_std }`, and `[[runs]]` as `rgo suite` takes them."""
     if file is None:
         return Published()
-    data = tomllib.loads(file.read_text())
-    seeds: dict[tuple[str, str], list[int]] = {}
-    for entry in data.pop("runs", []):
-        if not entry.keys() & {"model", "tasks", "steps", "set"}:
-            wanted = entry.get("seeds", 1)
-            for method in entry["methods"]:
-                seeds[entry["benchmark"], method] = list(range(wanted) if isinstance(wanted, int) else wanted)
-    numbers = data.get("paper", data)
-    return Published({name: methods for name, methods in numbers.items() if isinstance(methods, dict)}, seeds)
+    try:
+        data = tomllib.loads(file.read_text())
+        seeds: dict[tuple[str, str], list[int]] = {}
+        for entry in _all(dict, data.pop("runs", []), "runs"):
+            if not entry.keys() & {"model", "tasks", "steps", "set"}:
+                (benchmark,) = _all(str, [entry.get("benchmark")], "benchmark")
+                wanted = entry.get("seeds", 1)
+                wanted = list(range(wanted)) if isinstance(wanted, int) else _all(int, wanted, "seeds")
+                seeds |= {(benchmark, method): wanted for method in _all(str, entry.get("methods"), "methods")}
+        numbers: Any = data["paper"] if "paper" in data else {k: v for k, v in data.items() if isinstance(v, dict)}
+        for methods in _all(dict, numbers, "paper"):
+            for printed in _all(dict, methods, "paper"):
+                if not all(math.isfinite(number) for number in _all(int | float, printed, "paper")):
+                    raise ValueError("a number of the paper is not finite")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: {error}; give what experiments/table1.toml has") from None
+    return Published(numbers, seeds)
 
 
-def _whole(record: dict[str, Any]) -> dict[str, Any]:
-    """The record, if a report can be made of it."""
-    row = table([record])[0]
-    tasks, rows = record["settings"]["tasks"], len(record["accuracy"])
-    if tasks is not None and tasks != rows:
-        raise ValueError(f"holds {rows} of {tasks} tasks")
-    if not all(isinstance(row[key], str) for key in ("benchmark", "method")) or not isinstance(row["seed"], int):
-        raise ValueError("has a benchmark, method or seed of the wrong type")
-    for key in ("seconds_train", "seconds_end_task", "seconds_evaluate", "memory", "capacity"):
-        float(row[key])
-    float(record["parameters"])
-    dict(record["changed"]), dict(record["environment"])
-    return record
+def _all(kind: type | UnionType, values: Any, key: str) -> list[Any]:
+    """The values of a list or a table, all of this kind."""
+    each = [*values.values()] if isinstance(values, dict) else values
+    if not isinstance(each, list) or not all(isinstance(value, kind) for value in each):
+        raise ValueError(f"{key} = {values!r} is of the wrong type")
+    return each
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------
@@ -457,7 +459,7 @@ def heat_map(group: Group, low: float, high: float) -> str:
 
 def _svg(draw: Callable[[], Figure]) -> str:
     """The same bytes everywhere: the default style, no date, names of elements from their contents."""
-    own = {"svg.hashsalt": "rgo", "svg.fonttype": "none", "font.size": 9, "grid.color": LINE}
+    own = {"svg.hashsalt": "rgo", "svg.fonttype": "none", "font.size": 9, "grid.color": LINE, "text.parse_math": False}
     ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
     buffer = io.StringIO()
     with matplotlib.style.context(["default", own | ink]):
@@ -518,7 +520,7 @@ def _section(name: str, groups: list[Group], published: Published, out: Path, id
         "changed": changed_sheet(name, groups) if changed else None,
         "cost": cost_sheet(name, groups),
     }
-    file = re.sub(r"[^\w-]+", "-", name)
+    file = _file(name)
     written = [sheet for sheet in sheets.values() if sheet]
     put(out / f"{file}.md", f"# {name}\n\n" + "\n".join(s.markdown() for s in written))
     put(out / f"{file}.tex", "\n".join(s.latex() for s in written))
@@ -534,6 +536,14 @@ def _section(name: str, groups: list[Group], published: Published, out: Path, id
         "protocols": sorted({_protocol(g.records[0]["settings"]) for g in paper}),
         "made": sorted({_made(r) for g in groups for r in g.records}),
     }
+
+
+def _file(benchmark: str) -> str:
+    """What its files are called; a name that cannot be one is cut and told by a digest."""
+    name = re.sub(r"[^\w-]+", "-", benchmark)
+    if name and name == benchmark and len(name.encode()) <= 200:
+        return name
+    return name.encode()[:180].decode(errors="ignore") + "~" + hashlib.sha256(benchmark.encode()).hexdigest()[:12]
 
 
 def _figures(groups: list[Group], id: str) -> dict[str, Any]:

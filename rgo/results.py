@@ -56,7 +56,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         _check(record)
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{path} {error}. Delete it and run again") from None
+        raise ValueError(f"{path} is no result of a run (it {error}). Delete it and run again") from None
     record["settings"] = _complete(record["settings"])
     return record
 
@@ -179,16 +179,15 @@ def _check(record: dict[str, Any]) -> None:
     train, timing = (record[key] for key in ("train_accuracy", "timing"))
     lists = {f"accuracy {k}": row for k, row in enumerate(record["accuracy"], start=1)}
     lists |= {f"train_accuracy {part}": train.get(part) for part in ("diagonal", "final")}
-    lists |= {f"timing {part}": timing.get(part) for part in ("train", "end_task", "evaluate")}
+    lists |= {f"timing {part}": timing.get(part) for part in ("train", "end_task", "evaluate", *timing)}
     for name, values in lists.items():
         if not isinstance(values, list) or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
             raise ValueError(f"has {name!r} that is no list of numbers")
-    average_accuracy(record["accuracy"])  # has a row per task
     tasks, rows = record["settings"].get("tasks"), len(record["accuracy"])
     if tasks is not None and tasks != rows:
         raise ValueError(f"holds {rows} of {tasks} tasks")
-    if not train["final"]:
-        raise ValueError("has no 'train_accuracy final'")
+    if not rows or not train["final"] or [len(row) for row in record["accuracy"]] != list(range(1, rows + 1)):
+        raise ValueError("has another 'accuracy' than k numbers after task k")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ checkpoint and writes the result that an uninterrupted run would have written.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import statistics
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,10 @@ class BusyError(RuntimeError):
     """Another process is at work on this run."""
 
 
+class DivergedError(ArithmeticError):
+    """A loss or an output was not finite: there is no result."""
+
+
 def run(
     experiment: Experiment,
     out: Path,
@@ -49,19 +54,40 @@ def run(
     """Do one run, or finish it, and write its JSON file; a finished one is only read."""
     path = experiment.path(out)
     if path.exists():
-        return results.read(path)
+        return finished(experiment, path)
     with results.writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path.with_suffix(".lock")):
+    lock, kept = path.with_suffix(".lock"), (_task_file(path), _step_file(path))
+    with _locked(lock):
         if path.exists():  # finished by whoever held the lock
-            return results.read(path)
-        record = _Run(experiment, path, torch.device(device), capture, checkpoint_every, report, report_every).finish()
+            return finished(experiment, path)
+        try:
+            begun = _Run(experiment, path, torch.device(device), capture, checkpoint_every, report, report_every)
+            record = begun.finish()
+        except Exception:
+            if not any(file.exists() for file in kept):  # nothing is left to go on with
+                lock.unlink()
+            raise
         results.write(path, record)
         # Of a process that was killed as it wrote, files with temporary names are left as well.
-        for rest in (_task_file(path), _step_file(path), *path.parent.glob(f".{path.stem}.*")):
+        for rest in (*kept, *path.parent.glob(f".{path.stem}.*")):
             rest.unlink(missing_ok=True)
-    path.with_suffix(".lock").unlink(missing_ok=True)
+    lock.unlink(missing_ok=True)
     return record
+
+
+def finished(experiment: Experiment, path: Path) -> dict[str, Any]:
+    """The record of a run that is done; that of another run in its place is refused."""
+    record, wanted = results.read(path), _identity(experiment)
+    # The number of threads is no part of the path: a run is done with any.
+    wanted["settings"] = {**wanted["settings"], "threads": record["settings"].get("threads")}
+    if other := results.difference(record, wanted):
+        raise ValueError(f"{path} is the result of another run: {other}. Move it away, or use another --out")
+    return record
+
+
+def _identity(e: Experiment) -> dict[str, Any]:
+    return {"benchmark": e.benchmark, "method": e.method, "seed": e.seed, "settings": e.settings}
 
 
 class _Run:
@@ -172,7 +198,10 @@ class _Run:
                 self.report(k * steps + i + 1, f"task {k + 1}")
             if (i + 1) % self.every == 0 and i + 1 < steps:
                 self._save_step(k, i + 1, losses)
-        return losses.tolist()
+        values: list[float] = losses.tolist()
+        if (at := next((i for i, loss in enumerate(values) if not math.isfinite(loss)), None)) is not None:
+            self._diverged(f"the loss of task {k + 1} is {values[at]} at step {at + 1} of {steps}")
+        return values
 
     def _keep_tests(self, k: int, task: Task) -> None:
         """Tasks are built when asked for, and their test sets are asked for after every task: these stay."""
@@ -181,17 +210,26 @@ class _Run:
             self.tests.append(replace(known, train=NOTHING))
 
     def _accuracy(self, task: Task, x: Tensor, y: Tensor) -> float:
-        right = torch.zeros((), dtype=torch.int64, device=self.device)
+        counts = torch.zeros(2, dtype=torch.int64, device=self.device)
         with torch.no_grad():
             for part, true in _parts((x, y), EVALUATE):
-                right += (self.method.predict(part, task).argmax(1) == true).sum()
-        return round(100 * int(right) / len(y), 2)
+                logits = self.method.predict(part, task)
+                counts[0] += (logits.argmax(1) == true).sum()
+                counts[1] += logits.amax(1).isfinite().logical_not().sum()
+        right, lost = map(int, counts.tolist())
+        if lost:
+            learned = min(len(self.done["loss"]) + 1, len(self.tasks))
+            self._diverged(f"after task {learned} the outputs for {lost} samples of task {task.id!r} are not finite")
+        return round(100 * right / len(y), 2)
+
+    def _diverged(self, where: str) -> NoReturn:
+        raise DivergedError(f"it diverged: {where}. Give a lower lr than {self.experiment.settings['lr']}")
 
     # ---- checkpoints ----------------------------------------------------------------------------------------
 
     def _save_task(self, k: int) -> None:
         state = {
-            "settings": self.experiment.settings,
+            **_identity(self.experiment),
             "task": k + 1,
             "model": self.model.state_dict(),
             "method": self.method.state_dict(),
@@ -203,7 +241,7 @@ class _Run:
 
     def _save_step(self, k: int, step: int, losses: Tensor) -> None:
         state = {
-            "settings": self.experiment.settings,
+            **_identity(self.experiment),
             "task": k,
             "step": step,
             "model": self.model.state_dict(),
@@ -215,20 +253,32 @@ class _Run:
 
     def _resume(self) -> int:
         """Go back to where a killed run was; returns the task to train."""
-        task, saved = 0, results.restore(_task_file(self.path), self.experiment.settings, self.device)
+        task, steps, run = 0, self.experiment.settings["steps"], _identity(self.experiment)
+        saved = results.restore(_task_file(self.path), run, self.device)
         if saved is not None:
-            self.model.load_state_dict(saved["model"])
-            self.method.load_state_dict(saved["method"])
-            self.done, task = saved["done"], saved["task"]
-            _set_random_state(saved["random"], self.device)
-        inside = results.restore(_step_file(self.path), self.experiment.settings, self.device)
-        if inside is not None and inside["task"] == task and task < len(self.tasks):
-            here = _on(self.tasks[task], self.device, self.dtype)
-            self.method.begin_task(here, self.experiment.settings["steps"], self.experiment.seed)
-            self.model.load_state_dict(inside["model"])
-            self.method.load_state_dict(inside["method"], inside=True)
-            self.begun, self.resumed_losses = inside["step"], inside["loss"]
-            _set_random_state(inside["random"], self.device)
+            with results.restoring(_task_file(self.path)):
+                self.done, task = saved["done"], _within(saved["task"], 1, len(self.tasks))
+                done = (
+                    *(self.done[part] for part in ("accuracy", "train_diagonal", "loss")),
+                    *self.done["timing"].values(),
+                )
+                if {len(part) for part in done} != {task}:
+                    raise ValueError(f"it does not hold what {task} tasks have left")
+                self.model.load_state_dict(saved["model"])
+                self.method.load_state_dict(saved["method"])
+                _set_random_state(saved["random"], self.device)
+        inside = results.restore(_step_file(self.path), run, self.device)
+        if inside is not None:
+            with results.restoring(_step_file(self.path)):
+                at, step = _within(inside["task"], 0, len(self.tasks) - 1), _within(inside["step"], 1, steps - 1)
+            if at != task:  # the task that it is of has been finished since
+                return task
+            self.method.begin_task(_on(self.tasks[task], self.device, self.dtype), steps, self.experiment.seed)
+            with results.restoring(_step_file(self.path)):
+                self.begun, self.resumed_losses = step, inside["loss"].view(step)
+                self.model.load_state_dict(inside["model"])
+                self.method.load_state_dict(inside["method"], inside=True)
+                _set_random_state(inside["random"], self.device)
         return task
 
     @contextmanager
@@ -305,6 +355,12 @@ def _hundreds(values: list[float]) -> Iterator[list[float]]:
         yield values[i : i + 100]
 
 
+def _within(number: Any, low: int, high: int) -> int:
+    if not isinstance(number, int) or not low <= number <= high:
+        raise ValueError(f"it is at {number!r} where {low} to {high} is expected")
+    return number
+
+
 def _task_file(path: Path) -> Path:
     return path.with_suffix(".task")
 
@@ -334,6 +390,8 @@ def _locked(path: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BusyError(f"another process is at work on {path.with_suffix('.json')}") from None
+            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                raise BusyError(f"another process has just ended its work on {path.with_suffix('.json')}")
             file.truncate(0)
             file.write(f"{os.getpid()}\n".encode())
         yield

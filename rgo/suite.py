@@ -1,10 +1,12 @@
 """Many runs, with a line of progress each: a process each on this machine, or tasks on a cluster of Ray.
 
-Both do the same function of (experiment, folder), `work`; one that fails is reported and the rest finish.
+Both do the same function of (experiment, folder), `one_run`; one that fails is reported and the rest finish.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -22,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from .experiment import Experiment
 from .metrics import average_accuracy, backward_transfer
-from .runner import BusyError, Report, run
+from .runner import BusyError, Report, finished, run
 
 console = Console(stderr=True)
 
@@ -54,30 +56,33 @@ def run_all(
     if gpus is not None and (ray is None or device != "cuda"):
         raise ValueError(f"--gpus {gpus:g} is the share of a GPU that a run takes with --ray and --device cuda")
     named = {e.path(out): e for e in experiments}
-    todo = [e for path, e in named.items() if not path.exists()]
-    _say(f"{len(named)} runs, {len(named) - len(todo)} of them done before; results in {out}")
+    done = {path: e for path, e in named.items() if path.exists()}
+    for path, e in done.items():
+        finished(e, path)
+    todo = [e for path, e in named.items() if path not in done]
+    _say(f"{len(named)} runs, {len(done)} of them done before; results in {out}")
     if not todo:
         return 0
     if ray is not None:
         # Ray would report lost processes in its way, too, and on stdout.
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
         try:
-            from .cluster import work_all
+            from .cluster import on_cluster
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "ray":
                 raise
             raise ValueError("--ray needs Ray, here and on all machines: pip install 'rgo[ray]'") from None
-        return work_all(todo, out, ray, (1.0 if gpus is None else gpus) if device == "cuda" else 0.0, options)
+        return on_cluster(todo, out, ray, (1.0 if gpus is None else gpus) if device == "cuda" else 0.0, options)
     jobs = min(jobs, len(todo))
     if jobs > 1 and device.startswith("cuda") and not mps_runs():
         _say(
             f"{jobs} runs at a time will take turns on the card and gain little: no MPS daemon is found in "
             f"{_mps_folder()}. To have them share it, stop here and start one: nvidia-cuda-mps-control -d"
         )
-    return _work_all(todo, out, jobs, options)
+    return _on_this_machine(todo, out, jobs, options)
 
 
-def work(experiment: Experiment, out: Path, options: dict[str, Any], report: Report, patience: float = 0) -> Outcome:
+def one_run(experiment: Experiment, out: Path, options: dict[str, Any], report: Report, patience: float = 0) -> Outcome:
     """One run, in whatever process it is done; another that holds its lock is waited for, `patience` seconds."""
     until = time.monotonic() + patience
     report(0, "starts")
@@ -149,23 +154,36 @@ def _say(line: str, style: str | None = None) -> None:
 
 
 class _Worker:
-    """What a worker process has from its parent: where to report to, and whether to go on."""
+    """What a worker process has from its parent: where to report to, and whether to go on. It ends with its parent."""
 
     messages: SimpleQueue[tuple[int, str]]
     stop: Event
+    parent: int
 
     @classmethod
     def start(cls, messages: SimpleQueue[tuple[int, str]], stop: Event) -> None:
         cls.messages, cls.stop = messages, stop
+        parent = multiprocessing.parent_process()
+        cls.parent = os.getppid() if parent is None or parent.pid is None else parent.pid
+        with contextlib.suppress(AttributeError):  # of Linux alone: PR_SET_PDEATHSIG
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        cls.end_with_parent()
 
     @classmethod
-    def work(cls, experiment: Experiment, out: Path, options: dict[str, Any]) -> Outcome:
+    def end_with_parent(cls) -> None:
+        """A run whose parent was killed would hold its lock; killed, it goes on from its last checkpoint."""
+        if os.getppid() != cls.parent:
+            os._exit(1)
+
+    @classmethod
+    def do(cls, experiment: Experiment, out: Path, options: dict[str, Any]) -> Outcome:
         def report(steps: int, line: str) -> None:
+            cls.end_with_parent()
             if cls.stop.is_set():
                 raise KeyboardInterrupt
             cls.messages.put((steps, line))
 
-        return work(experiment, out, options, report)
+        return one_run(experiment, out, options, report)
 
 
 class _Slot:
@@ -180,12 +198,12 @@ class _Slot:
         # Ctrl-C is for the parent, which sets `stop`: the process that starts here has it blocked from its birth.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return self.pool.submit(_Worker.work, experiment, out, options)
+            return self.pool.submit(_Worker.do, experiment, out, options)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work_all(todo: list[Experiment], out: Path, jobs: int, options: dict[str, Any]) -> int:
+def _on_this_machine(todo: list[Experiment], out: Path, jobs: int, options: dict[str, Any]) -> int:
     context = multiprocessing.get_context("spawn")
     slots = [_Slot(context) for _ in range(jobs)]
     idle = slots.copy()

@@ -454,7 +454,7 @@ def test_a_stream_is_made_of_pairs_of_tensors_or_arrays():
     x_test, y_test = samples(count=3)
     read_only = x.numpy().copy()
     read_only.flags.writeable = False
-    tasks = stream([(x, y), [(x, y), (x_test, y_test)], (read_only, y.numpy().astype(np.uint8))])
+    tasks = stream([(x, y), ((x, y), (x_test, y_test)), (read_only, y.numpy().astype(np.uint8))])
     assert [task.id for task in tasks] == [0, 1, 2]
     for task in tasks:
         assert torch.equal(task.train[0], x)

@@ -23,7 +23,7 @@ import rgo.cli
 from rgo import cluster, results, suite
 from rgo.experiment import experiment
 from rgo.runner import _locked, run
-from rgo.suite import work
+from rgo.suite import one_run
 
 T = TypeVar("T")
 MODELS = """
@@ -240,7 +240,7 @@ def test_options_that_mean_nothing_together_are_refused(options: tuple[str, ...]
 
 
 def test_a_machine_that_does_not_share_the_folder_does_not_begin(tmp_path: Path) -> None:
-    outcome = cluster._task(0, experiment("digits", "sgd", 0), tmp_path / "elsewhere" / "token", None, {})
+    outcome = cluster._on_a_machine(0, experiment("digits", "sgd", 0), tmp_path / "elsewhere" / "token", None, {})
     assert outcome == (
         f"{socket.gethostname()} does not see {tmp_path / 'elsewhere'} as it is here: "
         "give --out a folder that all machines share"
@@ -278,7 +278,7 @@ def test_the_lock_of_a_process_that_is_about_to_die_is_waited_for(tmp_path: Path
     path.parent.mkdir(parents=True)
     with contextlib.ExitStack() as dying:
         dying.enter_context(_locked(path.with_suffix(".lock")))
-        busy = work(e, tmp_path, {}, lambda steps, line: said.append(line))
+        busy = one_run(e, tmp_path, {}, lambda steps, line: said.append(line))
         assert busy == f"BusyError: another process is at work on {path}"
 
         def report(steps: int, line: str) -> None:
@@ -286,7 +286,7 @@ def test_the_lock_of_a_process_that_is_about_to_die_is_waited_for(tmp_path: Path
             if line.startswith("waits"):
                 dying.close()
 
-        assert work(e, tmp_path, {}, report, patience=60) == results.read(path)["accuracy"]
+        assert one_run(e, tmp_path, {}, report, patience=60) == results.read(path)["accuracy"]
     assert said[:3] == ["starts", "starts", "waits for the process that holds its lock"]
 
 
@@ -321,7 +321,7 @@ def test_jobs_that_would_take_turns_on_a_card_are_told_once_how_to_share_it(
     if mps:
         (tmp_path / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
     begun = []
-    monkeypatch.setattr(suite, "_work_all", lambda todo, out, jobs, options: begun.append(jobs) or 0)
+    monkeypatch.setattr(suite, "_on_this_machine", lambda todo, out, jobs, options: begun.append(jobs) or 0)
     shown = invoke(tmp_path, "--jobs", str(jobs), "--device", device)
     assert begun == [jobs]
     assert shown.stderr.count("nvidia-cuda-mps-control -d") == hint

@@ -21,9 +21,9 @@ def stream(items: Iterable[Any], ids: Sequence[int | str] | None = None, *, mask
     """A benchmark of your own data, read into memory and checked.
 
     Args:
-        items: one per task: (X, y), or a DataLoader of (x, y) batches, or a pair of those, the second for testing.
-            Without it a task is tested on the data it was trained on. Labels are integers from 0, numbered for all
-            tasks together.
+        items: one per task: (X, y), or a DataLoader of (x, y) batches, or a tuple of two of those, the second for
+            testing. Without it a task is tested on the data it was trained on. Labels are integers from 0, numbered
+            for all tasks together.
         ids: the tasks' names; 0, 1, 2, ... by default.
         masked: whether a task chooses among its own classes only. By default it does when no two tasks share a class.
 
@@ -36,11 +36,18 @@ def stream(items: Iterable[Any], ids: Sequence[int | str] | None = None, *, mask
     """
     items = list(items)
     names = list(range(len(items))) if ids is None else list(ids)
+    if masked not in (None, True, False):
+        raise ValueError(f"masked={masked!r}: give True, False or None")
+    if not all(isinstance(name, int | str) for name in names):
+        raise ValueError(f"ids {names}: give an integer or a text to each task")
     if not items or len(names) != len(items) or len(set(names)) < len(names):
         raise ValueError(f"{len(items)} tasks with ids {names}: give at least one task and an id of its own to each")
     tasks = []
     for name, item in zip(names, items):
-        parts = [item] if _is_samples(item) or not isinstance(item, tuple | list) else list(item)
+        if isinstance(item, list) and not _is_samples(item):
+            expected = "a tuple (train, test) or, of batches, their iter(...)"
+            raise ValueError(f"task {name!r}: a list, which could be train and test or batches; give {expected}")
+        parts = [item] if _is_samples(item) or not isinstance(item, tuple) else list(item)
         if len(parts) not in (1, 2):
             expected = "(X, y), a DataLoader, or (train, test) of those"
             raise ValueError(f"task {name!r}: {len(parts)} parts where {expected} is expected")
@@ -78,6 +85,8 @@ def folders(
     ['1-animals', '2-tools']
     """
     root = Path(path).expanduser()
+    if size is not None and not (isinstance(size, tuple | list) and len(size) == 2):
+        raise ValueError(f"size={size!r}: give (height, width)")
     if not 0 <= test < 1:
         raise ValueError(f"test={test}: give the part of each class that is for testing, at least 0 and below 1")
     remedy = "give a folder of tasks, each a folder of classes, each a folder of .jpg or .png pictures"
@@ -122,7 +131,7 @@ def _is_samples(item: Any) -> bool:
 
 def _read(part: Any, where: str) -> Samples:
     if _is_samples(part):
-        x, y = map(_tensor, part)
+        x, y = (_tensor(a, where) for a in part)
     elif isinstance(part, Iterable) and not isinstance(part, tuple | list | Tensor | np.ndarray | str | dict):
         pairs = []
         for batch in _in_order(part):
@@ -130,7 +139,9 @@ def _read(part: Any, where: str) -> Samples:
                 raise ValueError(
                     f"{where}: a batch of type {type(batch).__name__} where a pair of tensors (x, y) is expected"
                 )
-            pairs.append([_tensor(a) for a in batch])
+            pairs.append([_tensor(a, where) for a in batch])
+            if not all(a.ndim for a in pairs[-1]):
+                raise ValueError(f"{where}: a single sample where a batch is expected; give the loader a batch_size")
         if not pairs:
             raise ValueError(f"{where}: no batches; give a loader with data that can be read more than once")
         if len({(_kind(x), y.dtype) for x, y in pairs}) > 1:
@@ -147,13 +158,23 @@ def _read(part: Any, where: str) -> Samples:
         raise ValueError(f"{where}: labels of shape {tuple(y.shape)} for {len(x)} samples; give {expected}")
     if y.dtype == torch.bool or y.is_floating_point() or y.is_complex():
         raise ValueError(f"{where}: labels are {y.dtype}; give the numbers of the classes, as integers")
+    y = y.long()
     if y.min() < 0:
         raise ValueError(f"{where}: label {int(y.min())}; give the numbers of the classes, from 0")
-    return x, y.long()
+    if lost := int((~x.isfinite()).flatten(1).any(1).sum()) if x.is_floating_point() else 0:
+        raise ValueError(
+            f"{where}: inputs of {lost} samples are not finite (nan or inf); leave them out or fill them in"
+        )
+    return x, y
 
 
-def _tensor(array: Tensor | np.ndarray[Any, Any]) -> Tensor:
-    return array if isinstance(array, Tensor) else torch.from_numpy(np.array(array))  # a copy: it may be read-only
+def _tensor(array: Tensor | np.ndarray[Any, Any], where: str) -> Tensor:
+    if isinstance(array, Tensor):
+        return array
+    try:  # a copy, in this machine's order of bytes: it may be read-only
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+    except TypeError:
+        raise ValueError(f"{where}: an array of {array.dtype} where numbers are expected") from None
 
 
 def _in_order(loader: Iterable[Any]) -> Iterable[Any]:

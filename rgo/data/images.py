@@ -23,6 +23,8 @@ def read_image(path: Folder, size: tuple[int, int] | None = None) -> npt.NDArray
     pillow = lab("PIL.Image")
     try:
         with pillow.open(path) as image:
+            image.verify()  # a PNG to its end, which decoding does not reach
+        with pillow.open(path) as image:
             pixels: npt.NDArray[np.uint8] = np.array(image.convert("RGB"))
     # Pillow reports a damaged PNG chunk as a SyntaxError.
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:

@@ -116,10 +116,12 @@ def fetch(name: str, folder: Folder | None = None, *, mirror: str | None = None,
         remedy = f"try again later, or get {url} by hand and put it there"
         try:
             paths.append(Path(store.fetch(file.name, downloader=_Resuming(target, file.bytes))))
+        except errors.RequestException as error:  # some of which are ValueErrors, and all OSErrors
+            raise DataError(target, f"a download of {file.bytes} bytes", f"{error}", remedy) from error
         except ValueError as error:  # pooch's word for a wrong checksum; it has removed the download
             raise DataError(target, f"SHA-256 {file.sha256}", f"another file at {url}", remedy) from error
-        except errors.RequestException as error:
-            raise DataError(target, f"a download of {file.bytes} bytes", f"{error}", remedy) from error
+        except OSError as error:
+            raise DataError(target, "a place that can be written", f"{error}", "name another folder") from error
     return paths
 
 
