@@ -53,7 +53,7 @@ def _names(known: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def _fail(message: object) -> typer.Exit:
-    errors.print(str(message), style="red", markup=False, highlight=False, soft_wrap=True)
+    errors.print(str(message), style="red", markup=False, emoji=False, highlight=False, soft_wrap=True)
     return typer.Exit(2)
 
 

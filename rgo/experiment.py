@@ -119,7 +119,7 @@ def experiment(benchmark: str, method: str, seed: int, **changes: Any) -> Experi
                 )
             if name in owners[owner]:
                 _check(name, value, owners[owner][name].annotation)
-            before = protocol[owner].get(name, _UNNAMED)
+            before = settings[owner].get(name, _UNNAMED)  # the model may be another one than the protocol's
             settings[owner][name] = value
         if value != before:
             changed[name] = value

@@ -109,7 +109,7 @@ def restore(path: Path, run: dict[str, Any], device: torch.device) -> dict[str, 
             if (damaged := parts.testzip()) is not None:
                 raise ValueError(f"{damaged} does not have its checksum")
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        other = difference(state, run)
+        other = difference(state["run"], run)
     if other:
         raise ValueError(f"the checkpoint {path} belongs to another run: {other}. Delete it, or use another --out")
     return state

@@ -7,6 +7,7 @@ checkpoint and writes the result that an uninterrupted run would have written.
 from __future__ import annotations
 
 import fcntl
+import gc
 import math
 import os
 import statistics
@@ -73,6 +74,8 @@ def run(
         for rest in (*kept, *path.parent.glob(f".{path.stem}.*")):
             rest.unlink(missing_ok=True)
     lock.unlink(missing_ok=True)
+    del begun
+    gc.collect()  # a model and its learner hold each other, and the data with them; the next run needs the room
     return record
 
 
@@ -229,7 +232,7 @@ class _Run:
 
     def _save_task(self, k: int) -> None:
         state = {
-            **_identity(self.experiment),
+            "run": _identity(self.experiment),
             "task": k + 1,
             "model": self.model.state_dict(),
             "method": self.method.state_dict(),
@@ -241,7 +244,7 @@ class _Run:
 
     def _save_step(self, k: int, step: int, losses: Tensor) -> None:
         state = {
-            **_identity(self.experiment),
+            "run": _identity(self.experiment),
             "task": k,
             "step": step,
             "model": self.model.state_dict(),

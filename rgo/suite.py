@@ -76,7 +76,7 @@ def run_all(
     jobs = min(jobs, len(todo))
     if jobs > 1 and device.startswith("cuda") and not mps_runs():
         _say(
-            f"{jobs} runs at a time will take turns on the card and gain little: no MPS daemon is found in "
+            f"{jobs} runs at a time will take turns on the card: no MPS daemon is found in "
             f"{_mps_folder()}. To have them share it, stop here and start one: nvidia-cuda-mps-control -d"
         )
     return _on_this_machine(todo, out, jobs, options)

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -526,11 +527,37 @@ X, Y = samples()
         pytest.param([X], None, "task 0, train: Tensor where a pair", id="no labels"),
         pytest.param([DataLoader(X)], None, "a batch of type Tensor where a pair", id="loader without labels"),
         pytest.param([iter([(X, Y), (X[:, :2], Y)])], None, "batches differ", id="batches of two shapes"),
+        pytest.param([[(X, Y), (X, Y)]], None, r"task 0: a list, .*give a tuple \(train, test\)", id="list of pairs"),
+        pytest.param(
+            [(X, np.array(list("aabbcc")))], None, "task 0, train: an array of <U1", id="labels that are text"
+        ),
+        pytest.param(
+            [DataLoader(TensorDataset(X, Y), batch_size=None)], None, "task 0, train: a single sample", id="no batches"
+        ),
+        pytest.param([(X, Y), (X / 0, Y)], ["a", "b"], "task 'b', train: inputs of 6 samples are not", id="nan"),
+        *(
+            pytest.param([(X, Y)], [name], f"ids {re.escape(repr([name]))}: give an integer or", id=f"{name} as id")
+            for name in (None, 0.5, [])
+        ),
     ],
 )
 def test_a_stream_that_cannot_be_learned_is_refused_with_the_reason(items, ids, message):
     with pytest.raises(ValueError, match=message):
         stream(items, ids)
+
+
+def test_options_of_the_wrong_type_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="masked='no': give True, False or None"):
+        stream([(X, Y)], masked="no")
+    with pytest.raises(ValueError, match=r"size=8: give \(height, width\)"):
+        folders(tmp_path, size=8)
+
+
+@pytest.mark.parametrize("dtype", ["<u2", ">u2", "<u8", ">i4", ">i8"])
+def test_labels_may_be_any_integers_and_arrays_of_either_order_of_bytes(dtype):
+    (task,) = stream([(X.numpy().astype(">f4"), Y.numpy().astype(dtype))])
+    assert torch.equal(task.train[0], X)
+    assert torch.equal(task.train[1], Y)
 
 
 # --- folders
@@ -581,11 +608,16 @@ def test_classes_of_one_name_are_one_class(tree):
     assert [task.classes for task in tasks] == [None, None, None]
 
 
+def cut(file, missing):
+    file.write_bytes(file.read_bytes()[:-missing])
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda tree: Image.new("RGB", (6, 5)).save(tree / "task2/c/3.png"), r"c/3\.png: expected 4 x 6 pixels"),
         (lambda tree: (tree / "task2/c/3.png").write_text("no"), r"c/3\.png: expected a picture, found a damaged one"),
+        (lambda tree: cut(tree / "task2/c/3.png", 20), r"c/3\.png: expected a picture, found a damaged one"),
         (lambda tree: (tree / "task2/empty").mkdir(), r"empty: expected pictures \(\.jpg, \.jpeg, \.png\), found none"),
         (lambda tree: (tree / "empty").mkdir(), "empty: expected a folder for each class, found none"),
     ],

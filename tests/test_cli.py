@@ -28,6 +28,7 @@ from rgo.runner import run
 doctor_app = typer.Typer(pretty_exceptions_enable=False)
 doctor_app.command()(cli_doctor.doctor)
 
+ONE_RUN = "[[runs]]\nbenchmark = 'digits'\nmethods = ['sgd']\n"
 MODEL = "import os\n\n\ndef dies(seed):\n    os._exit(3)\n"
 
 
@@ -168,6 +169,12 @@ def test_runs_side_by_side_write_their_files_and_print_their_rows(tmp_path: Path
         ("[32, 16]", [32, 16]),
         ("full", "full"),
         ("'7'", "7"),
+        ("False", False),
+        ("TRUE", True),
+        ("None", None),
+        ("0.1 # hi", "0.1 # hi"),
+        ("0.1\nx=3", "0.1\nx=3"),
+        ("[1, # hi\n 2]", [1, 2]),
         ("a=b", "a=b"),
         ("", ""),
     ],
@@ -191,6 +198,20 @@ def test_settings_reach_the_runs(asked: list[Experiment]) -> None:
         (("digits", "-m", "ewc", "--set", "strenght=3"), "no setting 'strenght'; did you mean 'strength'?"),
         (("digits", "-m", "ewc", "--set", "strength"), "--set strength: give name=value, for example --set lr=0.03"),
         (("digits", "-m", "ewc", "--set", "seed=3"), "'seed' is what a run is named by, not a setting of it"),
+        (("digits", "-m", "rgo", "--set", "project=none"), "project=None: give true or false"),
+        (("digits", "-m", "rgo", "--set", "encode=no"), "encode='no': give true or false or 'after-first'"),
+        (("digits", "-m", "rgo", "--set", "lr=0.1 # hi"), "lr='0.1 # hi': give a number"),
+        (("digits", "-m", "rgo", "--set", "day=1979-05-27"), "day=1979-05-27: a setting is text, a finite number"),
+        (("digits", "-m", "rgo", "--set", "model=5"), "model=5: give text"),
+        (("digits", "-m", "rgo", "--set", "model=none"), "model=None: give text"),
+        (("digits", "-m", "rgo", "--set", "lr=1", "--set", "lr=2"), "--set lr=2: lr is set twice"),
+        (("digits", "-m", "rgo", "--tasks", "3", "--set", "tasks=2"), "'tasks' is given twice, in --set as well"),
+        (("digits", "-m", "rgo", "--seed", "3", "--seeds", "2"), "--seed 3 is one seed and --seeds 2 are several"),
+        (("digits", "-m", "rgo", "--seed", str(2**63)), "give a whole number from 0 to 2**63 - 1"),
+        (("digits", "-m", "rgo", "--device", "foo"), "--device foo: give cpu, cuda or cuda:N"),
+        (("digits", "-m", "rgo", "--device", "meta"), "--device meta: give cpu, cuda or cuda:N"),
+        (("digits", "-m", "rgo", "--device", "cuda:x"), "--device cuda:x: give cpu, cuda or cuda:N"),
+        (("digits", "-m", "rgo", "--device", "cuda:99"), "--device cuda:99: PyTorch finds"),
         (("digits",), "--method"),
         (("digits", "-m", "sgd", "--steps", "many"), "--steps"),
     ],
@@ -262,7 +283,21 @@ def test_an_error_in_a_run_is_a_line_and_not_a_traceback(tmp_path: Path, monkeyp
         ("runs = 3", "holds no [[runs]]"),
         ("runs = [1]", "holds no [[runs]]"),
         ("[[run]]\nbenchmark = 'digits'", "unknown ['run']; a suite holds [[runs]], and [paper]"),
-        ("[[runs]", "Expected"),
+        ("[[runs]", "suite.toml is no TOML: Expected"),
+        (b"\xff", "suite.toml is no TOML: 'utf-8' codec"),
+        (ONE_RUN + "seeds = 0", "number 1: seeds = 0 gives no run"),
+        (ONE_RUN + "seeds = -2", "number 1: seeds = -2 gives no run"),
+        (ONE_RUN + "seeds = []", "number 1: seeds = [] gives no run"),
+        (ONE_RUN + "seeds = true", "number 1: seeds = True is of the wrong type"),
+        (ONE_RUN + "seeds = [-1]", "number 1: seed=-1: give a whole number"),
+        (ONE_RUN + "seeds = ['a']", "number 1: seed='a': give a whole number"),
+        (ONE_RUN + "seeds = [1.5]", "number 1: seed=1.5: give a whole number"),
+        (ONE_RUN + "seeds = [true]", "number 1: seed=True: give a whole number"),
+        (ONE_RUN + "tasks = 2\nset = {tasks = 3}", "number 1: 'tasks' is given twice, in set as well"),
+        (ONE_RUN + "set = {model = 5}", "number 1: model=5: give text"),
+        (ONE_RUN + "set = {day = 1979-05-27}", "number 1: day=1979-05-27: a setting is text"),
+        ("[[runs]]\nbenchmark = 'digits'\nmethods = []", "number 1: methods = [] gives no run"),
+        ("[[runs]]\nbenchmark = 'digits'\nmethods = [['sgd']]", "number 1: unknown method ['sgd']"),
         ("[[runs]]\nbenchmark = 'digits'\nmethod = ['sgd']", "number 1: unknown 'method'; did you mean 'methods'?"),
         ("[[runs]]\nmethods = ['sgd']", "number 1: missing benchmark"),
         ("[[runs]]\nbenchmark = 'digits'\nmethods = 'sgd'", "number 1: methods = 'sgd' is of the wrong type"),
@@ -271,10 +306,10 @@ def test_an_error_in_a_run_is_a_line_and_not_a_traceback(tmp_path: Path, monkeyp
     ],
 )
 def test_a_wrong_suite_is_told_what_is_right(
-    content: str, message: str, tmp_path: Path, asked: list[Experiment]
+    content: str | bytes, message: str, tmp_path: Path, asked: list[Experiment]
 ) -> None:
     file = tmp_path / "suite.toml"
-    file.write_text(content)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
     shown = invoke("suite", file)
     assert shown.exit_code == 2
     assert message in shown.stderr

@@ -576,6 +576,14 @@ def test_a_server_that_is_not_there_is_named(tmp_path):
         fetch("mnist", tmp_path, mirror="http://127.0.0.1:9", retries=0)
 
 
+def test_what_is_wrong_with_a_mirror_or_a_folder_is_said(tmp_path):
+    with pytest.raises(DataError, match=r"Invalid URL 'notaurl/train-images.*No scheme supplied"):
+        fetch("mnist", tmp_path, mirror="notaurl", retries=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"file/here/mnist/.*expected a place that can be written, found .*Not a dir"):
+        fetch("mnist", tmp_path / "file" / "here", mirror="http://127.0.0.1:9", retries=0)
+
+
 def test_miniimagenet_is_not_downloaded_but_explained(data, small_mini):
     assert verify("miniimagenet") == {str(data / "miniimagenet"): "missing"}
     with pytest.raises(DataError, match=r"image-net\.org"):

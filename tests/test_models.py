@@ -450,6 +450,18 @@ def open_to_all(units=4, **rest):
 
 def text():
     return "no model"
+
+def by_place(seed, /):
+    return nn.Linear(2, 4)
+
+def named(name="four"):
+    return nn.Linear(2, len(name))
+
+def greedy(lr):
+    return nn.Linear(2, 4)
+
+def bent(alpha):
+    return nn.Linear(2, 4)
 """
 
 
@@ -458,6 +470,7 @@ def own_module(tmp_path, monkeypatch):
     (tmp_path / "own_models.py").write_text(OWN)
     (tmp_path / "own_broken.py").write_text("import no_such_dependency\n")
     (tmp_path / "own_wrong.py").write_text("def net(:\n")
+    (tmp_path / "own_end.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("own_models", None)
@@ -468,6 +481,7 @@ def test_a_model_of_ones_own_is_imported_and_called():
     assert load("own_models:wide", units=7).out_features == 7
     assert load("own_models:open_to_all", seed=2, other=1).out_features == 4 + 2  # the seed, too, is one of the rest
     assert load("own_models:bare", in_features=3, out_features=5).weight.shape == (5, 3)
+    assert load("own_models:named", name="seven").out_features == 5  # as `load`'s own argument might be called
 
 
 @pytest.mark.usefixtures("own_module")
@@ -488,6 +502,8 @@ def test_a_model_of_ones_own_is_a_function_of_the_seed_whether_it_takes_one_or_n
         ("own_models.deep:wide", {}, "there is no module 'own_models.deep'"),
         ("own_broken:wide", {}, "'own_broken' is there, but what it imports is not: .* 'no_such_dependency'"),
         ("own_wrong:net", {}, "importing 'own_wrong' fails: SyntaxError"),
+        ("own_end:net", {}, "importing 'own_end' fails: SystemExit: 3"),
+        ("own_models:by_place", {}, "takes 'seed' by position only"),
         ("own_models:wine", {}, "module 'own_models' has no 'wine'; did you mean 'wide'"),
         ("own_models:zzzzzz", {}, "has no 'zzzzzz'. Give the name of a function"),
         ("own_models:number", {}, "is an object of type int, which cannot be called"),
@@ -524,6 +540,9 @@ def test_a_run_with_a_model_of_ones_own_is_checked_before_it_starts():
         ({"model": "own_models:wine"}, "did you mean 'wide'"),
         ({"model": "own_models:told"}, "needs units"),
         ({"model": "own_models:wide", "unit": 3}, "no setting 'unit'; did you mean 'units'"),
+        ({"model": "own_models:greedy", "lr": 0.1}, "needs 'lr', but that name is taken .* rename"),
+        ({"model": "own_models:bent", "alpha": 2.0}, "needs 'alpha', but that name is taken .* rename"),
+        ({"model": "own_models:told", "units": 5, "bias": 1, "seed_": 0}, "no setting 'seed_'"),
     ):
         with pytest.raises(ValueError, match=message):
             experiment("digits", "rgo", 0, **wrong)

@@ -247,6 +247,14 @@ def test_a_machine_that_does_not_share_the_folder_does_not_begin(tmp_path: Path)
     )
 
 
+def test_results_that_do_not_appear_are_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "PATIENCE", 0)
+    seen, unseen = (experiment("digits", "sgd", seed) for seed in (0, 1))
+    seen.path(tmp_path).parent.mkdir(parents=True)
+    seen.path(tmp_path).touch()
+    assert cluster._unseen([seen, unseen], tmp_path) == [unseen]
+
+
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
@@ -321,6 +329,7 @@ def test_jobs_that_would_take_turns_on_a_card_are_told_once_how_to_share_it(
     if mps:
         (tmp_path / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
     begun = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr(suite, "_on_this_machine", lambda todo, out, jobs, options: begun.append(jobs) or 0)
     shown = invoke(tmp_path, "--jobs", str(jobs), "--device", device)
     assert begun == [jobs]

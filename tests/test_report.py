@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rgo.report import collect, read_published, report
-from rgo.results import FORMAT, write
+from rgo.results import FORMAT, read, write
 
 PAPER = """
 [[runs]]
@@ -161,7 +161,8 @@ def test_what_cannot_be_used_is_named_on_the_page(folder, tmp_path):
     (here / "sgd" / "seed-6.json").write_text('{"format": 1}')
     (here / "sgd" / "seed-7.json").write_text(json.dumps({"format": FORMAT, "accuracy": [[1.0]]}))
     record(folder, "sgd", 8, 50.0, accuracy=[[90.0]], train_accuracy={"diagonal": [1.0], "final": [1.0]})
-    record(folder, "sgd", 9, 50.0, accuracy=[[float("nan")], [1.0, 2.0]])
+    spoiled = record(folder, "sgd", 9, 50.0)
+    spoiled.write_text(spoiled.read_text().replace("[[95.0]", "[[NaN]"))
     (here / "rgo" / "seed-4.task").touch()
     (here / "rgo" / "seed-0.lock").touch()  # of a run that is finished
     shutil.copy(here / "rgo" / "seed-0.json", here / "sgd" / "seed-11.json")
@@ -173,6 +174,46 @@ def test_what_cannot_be_used_is_named_on_the_page(folder, tmp_path):
     page = report(folder, tmp_path / "out").read_text()
     for name in (*(name for name, _ in found.unreadable), *found.unfinished, "sgd/seed-11.json"):
         assert name in page
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        (None, '{"format": 2, "benchmark": "digits"}', "has no 'model'"),
+        (None, "[" * 100_000, "recursion"),
+        ("changed", [], "'changed' of the wrong type: list"),
+        ("environment", [], "'environment' of the wrong type: list"),
+        ("seed", "0", "'seed' of the wrong type: str"),
+        ("benchmark", "\ud800", "surrogates not allowed"),
+        ("accuracy", [], "holds 0 of 2 tasks"),
+        ("accuracy", [[1.0], [1.0]], "another 'accuracy'"),
+        ("accuracy", [1.0, 2.0], "'accuracy 1' that is no list of numbers"),
+        ("train_accuracy", {}, "'train_accuracy diagonal'"),
+        ("timing", {"train": ["a"], "end_task": [], "evaluate": []}, "'timing train'"),
+    ],
+)
+def test_a_record_of_the_wrong_shape_is_named_and_the_rest_is_reported(folder, tmp_path, key, value, why):
+    path = record(folder, "sgd", 5, 50.0)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}) if key else value)
+    ((name, said),) = collect(folder).unreadable
+    assert name == "permuted-mnist/sgd/seed-5.json"
+    assert why in said
+    assert str(tmp_path) not in said
+    with pytest.raises(ValueError, match=r"seed-5\.json is no result of a run .* Delete it and run again"):
+        read(path)
+    assert name in report(folder, tmp_path / "out").read_text()
+
+
+def test_benchmarks_and_labels_may_be_any_text(tmp_path):
+    names = ["a b", "a-b", "a/b", "", "é" * 300, "a$b_{"]
+    for i, name in enumerate(names):
+        path = record(tmp_path / "results" / str(i), "rgo", 0, 90.0, {"note": "$x$ ${ \\frac"})
+        path.write_text(path.read_text().replace('"permuted-mnist"', json.dumps(name)))
+    page = report(tmp_path / "results", tmp_path / "out").read_text()
+    heads = {path.read_text().partition("\n")[0] for path in (tmp_path / "out").glob("*.md")}
+    assert heads == {f"# {name}" for name in names}
+    assert "$x$ ${" in page
+    assert (tmp_path / "out" / "a-b.md").read_text().startswith("# a-b\n")
 
 
 def test_seeds_with_other_settings_under_one_name_are_not_averaged(folder, tmp_path):
@@ -244,6 +285,28 @@ def test_the_papers_own_file_is_understood():
     assert published.numbers["permuted-mnist"]["rgo"]["acc"] == 91.15
     assert published.seeds["permuted-mnist", "rgo"] == [0, 1, 2, 3, 4]
     assert "runs" not in published.numbers
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "paper = 5",
+        "[paper]\ndigits = 5",
+        "[paper.digits]\nsgd = 5",
+        "[paper.digits]\nsgd = { acc = 'a' }",
+        "[paper.digits]\nsgd = { acc = nan }",
+        "runs = 5",
+        "runs = [5]",
+        "[[runs]]\nbenchmark = 'digits'",
+        "[[runs]]\nmethods = ['sgd']",
+        "[[runs]]\nbenchmark = 'digits'\nmethods = ['sgd']\nseeds = 'a'",
+        "not TOML",
+    ],
+)
+def test_published_numbers_of_the_wrong_shape_are_refused(tmp_path, text):
+    (tmp_path / "paper.toml").write_text(text)
+    with pytest.raises(ValueError, match=r"paper\.toml: .*; give what experiments/table1\.toml has"):
+        read_published(tmp_path / "paper.toml")
 
 
 FLAGS = [

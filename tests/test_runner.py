@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -17,12 +18,13 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from rgo import results
+from rgo import results, runner
 from rgo.benchmarks import BENCHMARKS, Task, batches, digits
-from rgo.experiment import DTYPES, experiment
+from rgo.experiment import DTYPES, Experiment, experiment
 from rgo.methods import METHODS, make
 from rgo.models import load
-from rgo.runner import BusyError, _locked, run
+from rgo.runner import BusyError, DivergedError, _locked, run
+from rgo.suite import run_all
 
 SHORT = {"tasks": 3, "steps": 30}
 
@@ -203,6 +205,140 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_done(tmp_path: Path) -> No
         run(e, tmp_path)
 
 
+def stopped(e: Experiment, out: Path) -> Path:
+    """A run that has finished a task and begun the next."""
+
+    def report(steps: int, line: str) -> None:
+        if steps >= 40:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        run(e, out, checkpoint_every=5, report=report, report_every=1)
+    return e.path(out)
+
+
+@pytest.mark.parametrize("ending", [".task", ".step"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: 5,
+        lambda state: [1],
+        lambda state: {},
+        lambda state: {k: v for k, v in state.items() if k != "model"},
+        lambda state: state | {"model": {}},
+        lambda state: state | {"method": []},
+        lambda state: state | {"random": [1]},
+        lambda state: state | {"task": 99},
+        lambda state: state | {"task": -1},
+        lambda state: state | {"task": 1.0},
+        lambda state: state | ({"done": {}} if "done" in state else {"step": 30}),
+        lambda state: state | ({"done": state["done"] | {"loss": []}} if "done" in state else {"loss": [1.0]}),
+    ],
+)
+def test_a_checkpoint_that_holds_something_else_is_refused(change: Any, ending: str, tmp_path: Path) -> None:
+    e = experiment("digits", "ewc", 0, **SHORT)
+    path = stopped(e, tmp_path).with_suffix(ending)
+    torch.save(change(torch.load(path, weights_only=True)), path)
+    with pytest.raises(ValueError, match=rf"seed-0\{ending} is damaged .* Delete it"):
+        run(e, tmp_path)
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path: Path) -> None:
+    e = experiment("digits", "sgd", 0, **SHORT)
+    path = stopped(e, tmp_path).with_suffix(".step")
+    state = torch.load(path, weights_only=True)
+    weight = next(iter(state["model"].values())).numpy().tobytes()
+    content = bytearray(path.read_bytes())
+    content[content.index(weight) + 100] ^= 1
+    path.write_bytes(content)
+    assert torch.load(path, weights_only=True).keys() == state.keys()  # torch takes it
+    with pytest.raises(ValueError, match=r"seed-0\.step is damaged \(.*\)\. Delete it"):
+        run(e, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (("sgd", 1, {}), "seed is 1, not 0"),
+        (("stl", 0, {}), "method is 'stl', not 'sgd'"),
+        (("sgd", 0, {"lr": 0.2}), "lr is 0.2, not 0.1"),
+    ],
+)
+def test_files_of_another_run_are_not_taken_for_this_ones(
+    other: tuple[str, int, dict[str, Any]], said: str, tmp_path: Path
+) -> None:
+    e, (method, seed, changes) = experiment("digits", "sgd", 0, **SHORT), other
+    wrong = experiment("digits", method, seed, **SHORT, **changes)
+    path, source = e.path(tmp_path / "here"), stopped(wrong, tmp_path / "there")
+    path.parent.mkdir(parents=True)
+    for ending in (".step", ".task"):
+        file = shutil.copy(source.with_suffix(ending), path.with_suffix(ending))
+        with pytest.raises(ValueError, match=rf"seed-0\{ending} belongs to another run: {said}.*Delete it"):
+            run(e, tmp_path / "here")
+        Path(file).unlink()
+    run(wrong, tmp_path / "there")
+    shutil.copy(source, path)
+    for work in (lambda: run(e, tmp_path / "here"), lambda: run_all([e], tmp_path / "here")):
+        with pytest.raises(ValueError, match=rf"seed-0\.json is the result of another run: {said}.*Move it away"):
+            work()
+
+
+def test_every_committed_result_is_that_of_its_run() -> None:
+    folder = Path(__file__).parents[1] / "experiments" / "results"
+    paths = sorted(folder.rglob("seed-*.json"))
+    assert len(paths) >= 150
+    for path in paths:
+        record = results.read(path)
+        e = experiment(record["benchmark"], record["method"], record["seed"], **record["changed"])
+        assert e.path(folder) == path
+        assert runner.finished(e, path) == record
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lr": 1e30}, r"the loss of task 1 is nan at step \d+ of 30"),
+        ({"lr": 1e38, "steps": 1}, "after task 1 the outputs for 500 samples of task 0 are not finite"),
+    ],
+)
+def test_a_run_that_diverges_is_a_failed_one(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    e = experiment("digits", "sgd", 0, **SHORT | changes)
+    with pytest.raises(DivergedError, match=rf"it diverged: {said}\. Give a lower lr than 1e\+"):
+        run(e, tmp_path)
+    assert list(e.path(tmp_path).parent.iterdir()) == []
+
+
+def test_a_run_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    for changes, said in (({"batch_size": 1001}, "batch_size=1001"), ({"samples": 9001}, "samples=9001")):
+        e = experiment("digits", "sgd", 0, **SHORT, **changes)
+        with pytest.raises(ValueError, match=said):
+            run(e, tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    e = experiment("digits", "sgd", 0, steps=10**6)
+    command = "import sys; from pathlib import Path; from rgo.experiment import experiment; "
+    command += "from rgo.suite import run_all; "
+    command += "run_all([experiment('digits', 'sgd', 0, steps=10**6)], Path(sys.argv[1]), checkpoint_every=20)"
+    parent = subprocess.Popen([sys.executable, "-c", command, str(tmp_path)], stderr=subprocess.DEVNULL)
+    path, deadline = e.path(tmp_path), time.monotonic() + 60
+    while not path.with_suffix(".step").exists():
+        assert parent.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            with _locked(path.with_suffix(".lock")):
+                return
+        except BusyError:
+            assert time.monotonic() < deadline, "the worker goes on"
+            time.sleep(0.05)
+
+
 # ---- what cannot be written --------------------------------------------------------------------------------------
 
 
@@ -324,20 +460,14 @@ def test_the_precision_is_a_setting_that_departs_from_the_protocol(tmp_path: Pat
 
 def test_files_from_before_the_precision_was_a_setting_are_of_float32(finished: dict[str, str], tmp_path: Path) -> None:
     e = experiment("digits", "rgo", 0, **SHORT)
-    path = e.path(tmp_path)
-
-    def report(steps: int, line: str) -> None:
-        if steps >= 40:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        run(e, tmp_path, checkpoint_every=5, report=report, report_every=1)
+    path = stopped(e, tmp_path)
     for checkpoint in (path.with_suffix(".task"), path.with_suffix(".step")):
         state = torch.load(checkpoint, weights_only=True)
-        del state["settings"]["dtype"]
+        del state["run"]["settings"]["dtype"]
         torch.save(state, checkpoint)
-    with pytest.raises(ValueError, match="belongs to a run with other settings"):
-        results.restore(path.with_suffix(".step"), e.settings | {"dtype": "float64"}, torch.device("cpu"))
+    double = {"benchmark": "digits", "method": "rgo", "seed": 0, "settings": e.settings | {"dtype": "float64"}}
+    with pytest.raises(ValueError, match="belongs to another run: dtype is 'float32', not 'float64'"):
+        results.restore(path.with_suffix(".step"), double, torch.device("cpu"))
     record = run(e, tmp_path, checkpoint_every=5)
     assert same(record) == finished["rgo"]
     old = {**record, "settings": {k: v for k, v in record["settings"].items() if k != "dtype"}}
@@ -359,6 +489,100 @@ def test_a_folder_can_be_made_for_any_setting(value: Any, tmp_path: Path) -> Non
     assert path.resolve().parents[1] == tmp_path.resolve()
     assert name(value) == name(value) != name("a_b")  # and no two settings share one
     assert name("a/b") != name("a_b") != name("a b")
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        *(("sgd", {n: v}, f"{n}=") for n in ("tasks", "steps", "batch_size", "threads") for v in (0, 1.0, True, "1")),
+        *(("sgd", {"lr": v}, "lr=") for v in (0, -0.1, float("nan"), float("inf"), True, "0.1", None)),
+        ("sgd", {"threads": 1025}, "threads=1025: give at most 1024"),
+        ("sgd", {"dtype": 32}, "dtype=32: give text"),
+        ("sgd", {"encode": "False"}, "encode='False': give true or false"),
+        ("rgo", {"alpha": "abc"}, "alpha='abc': give a number"),
+        ("rgo", {"block": 1.5}, "block=1.5: give a whole number"),
+        ("rgo", {"project": 1}, "project=1: give true or false"),
+        ("rgo", {"curvature": 5}, "curvature=5: give text"),
+        ("rgo", {"solver": "qr"}, "solver='qr': give 'cholesky' or 'recursive'"),
+        ("ewc", {"fisher": True}, "fisher=True: give 'batch' or 'sample'"),
+        ("gpm", {"samples": "abc"}, "samples='abc': give a whole number or a list of which each is a whole number"),
+        ("gpm", {"until": "1"}, "until='1': give a number or none"),
+        ("sgd", {"hidden": 5}, "hidden=5: give a list of which each is a whole number"),
+        ("sgd", {"hidden": [5, "6"]}, "hidden=.*: give a list"),
+        ("sgd", {"side": 8.0}, "side=8.0: give 8 or 14"),
+        ("sgd", {"samples": Path("here")}, "samples=here: a setting is text, a finite number"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_the_wrong_kind_is_refused_by_name(method: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        experiment("digits", method, 0, **settings)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, True, 1.0, "0", None])
+def test_a_seed_is_a_whole_number_that_generators_take(seed: Any) -> None:
+    with pytest.raises(ValueError, match=f"^seed={seed!r}: give a whole number"):
+        experiment("digits", "sgd", seed)
+
+
+def test_a_setting_that_the_protocol_does_not_name_is_changed_whenever_it_is_given() -> None:
+    assert experiment("digits", "gpm", 0, until=None).changed == {"until": None}
+    assert experiment("digits", "rgo", 0, project=True, stem_relu=True, model="resnet18").changed == {
+        "project": True, "stem_relu": True, "model": "resnet18"
+    }  # fmt: skip
+    assert experiment("digits", "sgd", 0, hidden=[64, 64], lr=0.1).changed == {}  # the protocol has these
+    other = {"model": "builtins:dict", "hidden": [64, 64]}  # of another model it has nothing
+    assert experiment("digits", "sgd", 0, **other).changed == other
+
+
+def test_no_two_settings_share_a_folder() -> None:
+    """`anything` takes any argument, as a model of the user's may."""
+    values = [
+        1,
+        "1",
+        1.5,
+        "1.5",
+        True,
+        "True",
+        None,
+        "none",
+        "a",
+        "'a'",
+        "1+other=2",
+        ["a"],
+        "['a']",
+        [1],
+        ["1"],
+        ["a b"],
+    ]
+    several = [{"day": value} for value in [*values, ["ab"]]] + [{"day": "1", "other": 2}, {"day": 1, "other": 2}]
+    several += [{"day": "'1", "other": "2'"}]
+    names = [experiment("digits", "sgd", 0, model="builtins:dict", **each).name for each in several]
+    assert len(set(names)) == len(several), names
+    assert experiment("digits", "sgd", 0, model="builtins:dict", day="a-b").name == "sgd+day=a-b+model=builtins:dict"
+
+
+def test_the_committed_results_lie_where_their_settings_say() -> None:
+    out = Path(__file__).parents[1] / "experiments/results"
+    records = results.load(out)
+    assert records
+    for record in records:
+        e = experiment(record["benchmark"], record["method"], record["seed"], **record["changed"])
+        assert (str(e.path(out)), e.changed) == (record["path"], record["changed"])
+
+
+def test_a_model_that_is_its_own_head_is_left_to_plain_training() -> None:
+    e = experiment("digits", "rgo", 0, model="torch.nn:Linear", in_features=196, out_features=10)
+    method = make(e, torch.nn.Linear(196, 10), lambda k: torch.nn.Linear(196, 10), split=True)
+    assert method.learner.skip == ("",)  # type: ignore[attr-defined]
+    assert not method.learner.summary().covered  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("method", "option"), [("sgd", "encode"), ("rgo", "encode"), ("rgo", "project"), ("rgo", "permute_logits")]
+)
+def test_what_is_no_boolean_is_refused_by_methods_in_a_script(method: str, option: str) -> None:
+    with pytest.raises(ValueError, match=f"^{option} is True"):
+        METHODS[method].kind(load("mlp"), **{option: "False"})
 
 
 def test_settings_reach_the_method_the_model_and_the_run() -> None:

@@ -40,7 +40,8 @@ class RLL(Method):
         **options: Any,
     ) -> None:
         super().__init__(model, lr=lr)
-        self.curvature = RGO(model, encode=encode, project=False, skip=(split_head,) if split_head else (), **options)
+        skip = () if split_head is None else (split_head,)
+        self.curvature = RGO(model, encode=encode, project=False, skip=skip, **options)
         self.wiring = self.curvature
         self.strength = strength
         self.H: dict[str, Tensor] = {}  # of each layer (g, d, d), summed over the tasks
