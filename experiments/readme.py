@@ -120,11 +120,11 @@ def cost(_: Rows) -> str:
         share = " / ".join(
             f"{100 * r['RGO']['end_task_share']:.0f} %" for _, r in states if "end_task_share" in r["RGO"]
         )
-        setting = measured["setting"]
+        steps = measured["setting"]["task"]
         lines.append(
             f"| {NETWORKS[network]} | {ratios('RGO')} ({' / '.join(name for name, _ in states)}) "
             f"| {ratios('RGO without FEL')} | {ratios('RGO, P in float32')} "
-            f"| {share} of {setting['task']} steps | {(last['bytes_P'] + last['bytes_H']) / 1e6:.0f} |"
+            f"| {f'{share} of {steps} steps' if share else '-'} | {(last['bytes_P'] + last['bytes_H']) / 1e6:.0f} |"
         )
     where = record["environment"]
     lines.append(f"\n{where['processor']} ({where['capability']}), torch {where['torch']}, one thread.")
