@@ -57,7 +57,7 @@ class ByHand:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=e.settings["lr"])
         head = () if self.tasks[0].classes is None else (head_name(self.model),)
         self.logits = self.model.get_submodule(head_name(self.model)).out_features
-        self.learner = rgo.RGO(self.model, skip=head) if e.method == "rgo" else None
+        self.learner = rgo.RGO(self.model, skip=head, dtype=torch.float32) if e.method == "rgo" else None
         self.memory: list[tuple[Tensor, Tensor, Tensor]] = []  # one sample of each class, and its task's mask
 
     def train(self, k: int, steps: int) -> float:
