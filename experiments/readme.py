@@ -181,12 +181,12 @@ def checked(_: Rows) -> str:
     result = {(row["method"], row["by"]): f"{row['acc']:.2f} / {row['bwt']:.2f}" for row in record["rows"]}
     apart = {(row["method"], row["by"]): row for row in record["agreement"]}
     lines = ["| | by | ACC / BWT here | theirs | apart under the same draws |", "|---|---|---|---|---|"]
-    for method, by in result:
+    for method, by in sorted(result):
         if by != "rgo":
             authors = "A-GEM's authors" if method == "ewc" else "its authors"
             whose = {"avalanche": "Avalanche", "authors": authors, "rgo, any class": "ours, Avalanche's memory"}[by]
             same = apart.get((method, by))
-            distance = f"{same['apart']:.0e}, {same['dtype']}" if same else "-"
+            distance = f"{same['apart']:.0e}, {same['dtype']}".replace("0e+00", "0") if same else "-"
             lines.append(f"| `{method}` | {whose} | {result[method, 'rgo']} | {result[method, by]} | {distance} |")
     return "\n".join(lines)
 

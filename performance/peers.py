@@ -117,9 +117,11 @@ class Ours(Contender):
 class OursAnyClass(Ours):
     """ER-Ring, but with ten samples of each task whatever their classes, as Avalanche keeps them."""
 
+    draw = random.Random(SEED)
+
     def end(self, task: Task, x: Tensor, y: Tensor) -> None:
         super().end(task, x, y)
-        ring, kept = self.method.ring, random.sample(range(len(x)), 10)
+        ring, kept = self.method.ring, self.draw.sample(range(len(x)), 10)
         ring.x[-10:], ring.y[-10:] = x[kept], y[kept]
 
 
